@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from klamm.base.environment import Random
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.client.options import ClientOptions
 from klamm.client.read_replicas import ReadReplicas
 from klamm.net.client import (
@@ -41,9 +41,9 @@ from klamm.net.framing import ReceiveBuffer
 from klamm.net.sasl import authenticator
 from klamm.net.tls import client_context
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
+from klamm.protocol.primitives import PARTITIONS_PER_STEP
 
 T = TypeVar("T")
 
@@ -630,7 +630,7 @@ def _topics_metadata(
         if topic.name is None:
             continue  # In the requested versions every topic has a name.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
-        if slices.is_over(len(topic.partitions)):
+        if slices.spend(len(topic.partitions)):
             yield
     return described
 

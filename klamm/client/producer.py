@@ -30,7 +30,7 @@ from klamm.client.sender import (
     Transaction,
     TransactionFailed,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import (

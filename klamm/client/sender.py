@@ -43,7 +43,7 @@ from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResp
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType

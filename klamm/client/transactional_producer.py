@@ -31,7 +31,7 @@ from klamm.client.producer import OnCompletion, Producer, ProducerRecord
 from klamm.client.sender import Identity, TopicPartitions
 from klamm.client.transactions import PreparedTransaction, State, TransactionManager
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition
 
 # How long a producer that closes waits for the abort of an open transaction; the brokers abort it later otherwise.

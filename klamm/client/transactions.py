@@ -40,7 +40,7 @@ from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnRequest,
 from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 

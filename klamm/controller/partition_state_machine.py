@@ -45,12 +45,12 @@ from klamm.controller.states import (
     legal_transitions,
     log_illegal_transition,
 )
-from klamm.controller.turns import Turns
+from klamm.controller.turns import LoopTurns
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PartitionStateMachine:
         self._request_batch = request_batch
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
-        self._turns = Turns()
+        self._turns = LoopTurns()
 
     async def startup(self) -> None:
         """After an election of the controller, gives every partition its state, and a leader to those without one."""

@@ -99,7 +99,7 @@ class ControllerParts:
             on_leader_and_isr_response=self._on_leader_and_isr_response,
             on_update_metadata_response=self._on_update_metadata_response,
             on_stop_replica_response=self._on_stop_replica_response,
-            on_sent=state_changes.request_sent,
+            state_change_log=state_changes,
             announce=self.announce,
         )
         self.partitions = PartitionStateMachine(
@@ -142,7 +142,7 @@ class ControllerParts:
         """Sends these brokers the live brokers, and the leaders of these partitions."""
         self.batch.new_batch()
         self.batch.add_update_metadata_request_for_brokers(tuple(broker_ids), ())
-        async for piece in slices(tuple(partitions)):
+        async for piece in slices(partitions):
             self.batch.add_update_metadata_request_for_brokers((), piece)
         await self.batch.send_requests_to_brokers(self.context.epoch)
 

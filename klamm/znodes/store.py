@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.base.slices import Slices, for_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import Slices, each, for_slices
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
@@ -31,7 +31,14 @@ from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import BadArguments, BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import (
+    BadArguments,
+    BadVersion,
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    ZooKeeperError,
+)
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     Check,
@@ -369,7 +376,7 @@ class KafkaZooKeeper:
         found = await self._get_all({name: topics.topic_path(name) for name in names}, watch)
         assignments = {}
         decoded = Slices(PARTITIONS_PER_SLICE)
-        for topic, (data, stat) in found.items():
+        async for topic, (data, stat) in each(found.items(), decoded):
             try:
                 assignment = assignments[topic] = TopicAssignment.decode(topic, data, stat.version)
             except ZnodeError as error:
@@ -378,8 +385,7 @@ class KafkaZooKeeper:
                 else:
                     malformed[topic] = str(error)
                 continue
-            if decoded.is_over(len(assignment.partitions)):
-                await asyncio.sleep(0)
+            decoded.count(len(assignment.partitions))
         return assignments
 
     async def create_topic(

@@ -55,8 +55,8 @@ from klamm.cli.reassign.throttles import (
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.cluster import RETRIABLE_ERRORS
 from klamm.net.client import ClientError
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 FIRST_LOOKS_EVERY_S: Final = 0.1

@@ -12,7 +12,7 @@ import typer
 
 from klamm.base.visible import visible
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView, joined
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 OPTION = "--replica-assignment"
 

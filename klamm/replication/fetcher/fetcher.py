@@ -34,12 +34,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from klamm.base.slices import Slices, slices
+from klamm.base.slices import Slices, each, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
@@ -313,8 +313,7 @@ class ReplicaFetcher:
         changed, self._changed = self._changed, {}
         max_bytes = self._config.replica_fetch_max_bytes
         quota = self._quota if self._quota.has_throttled_replicas else None
-        looked_at = Slices(PARTITIONS_PER_SLICE)
-        for topic_partition, fetch in changed.items():
+        async for topic_partition, fetch in each(changed.items(), PARTITIONS_PER_SLICE):
             if self._fetches.get(topic_partition) is fetch:
                 if self._throttled:
                     self._throttled.pop(topic_partition, None)
@@ -326,8 +325,6 @@ class ReplicaFetcher:
                     self._throttled[topic_partition] = fetch
                 else:
                     self._hold(topic_partition, fetch)
-            if looked_at.is_over():
-                await asyncio.sleep(0)
 
     def _ask(self, topic_partition: PartitionKey, fetch: PartitionFetch, max_bytes: int) -> None:
         """The next fetch asks for what follows the partition's log."""
@@ -447,7 +444,7 @@ class ReplicaFetcher:
         diverging: list[_Diverging] = []
         processed = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
         for topic in response.responses:
-            for result in topic.partitions:
+            async for result in each(topic.partitions, processed):
                 topic_partition = (topic.topic, result.partition_index)
                 fetch = self._fetches.get(topic_partition)
                 if fetch is None:
@@ -458,11 +455,10 @@ class ReplicaFetcher:
                 durability = fetch.partition.log.durability
                 syncs = durability.syncs_on_loop
                 await self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
-                pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
                 if durability.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
-                    pieces = PARTITIONS_PER_SLICE
-                if processed.is_over(pieces):
-                    await asyncio.sleep(0)
+                    processed.count(PARTITIONS_PER_SLICE)
+                elif result.records:
+                    processed.count(APPEND_PIECES + len(result.records) // BYTES_PER_PIECE)
         if unprepared:
             await self._process_prepared(unprepared, out_of_range, diverging)
         await self._truncate_diverging(diverging)
@@ -602,8 +598,7 @@ class ReplicaFetcher:
         """Truncates before the first fetch: to the high watermark, or to where the leader's epochs end."""
         truncating, self._truncating = self._truncating, {}
         asked: Fetches = {}
-        looked_at = Slices(PARTITIONS_PER_SLICE)
-        for topic_partition, fetch in truncating.items():
+        async for topic_partition, fetch in each(truncating.items(), PARTITIONS_PER_SLICE):
             if self._fetches.get(topic_partition) is not fetch:
                 continue
             log = fetch.partition.log
@@ -611,8 +606,6 @@ class ReplicaFetcher:
                 await self._truncate_to(topic_partition, fetch, log.high_watermark)
             else:
                 asked[topic_partition] = fetch
-            if looked_at.is_over():
-                await asyncio.sleep(0)
         if asked:
             await self._truncate_to_epoch_ends(asked)
 

@@ -13,11 +13,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices, slices
+from klamm.base.slices import Slices, Steps, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetcher.fetch_state import FollowerPartition, InitialFetchState
 from klamm.replication.fetcher.fetcher import ReplicaFetcher
@@ -89,7 +88,7 @@ class ReplicaFetcherManager:
                 "clientId",
                 lambda read=read: {"Replica": read()},  # type: ignore[misc]
             )
-        metrics.tagged_gauges(
+        metrics.gauges(
             MetricName("kafka.server", "FetcherLagMetrics", "ConsumerLag"),
             "Offsets that a partition lacks; -1 before the leader's first answer.",
             ("clientId", "topic", "partition"),
@@ -106,7 +105,7 @@ class ReplicaFetcherManager:
         for fetcher in list(self._fetchers.values()):
             for _, lag in fetcher.lags():
                 max_lag = max(max_lag, lag)
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
         self._max_lag = max_lag
 
@@ -173,7 +172,7 @@ class ReplicaFetcherManager:
     async def _spread(self) -> None:
         """Moves each partition to the fetcher that now copies it."""
         for old_id, fetcher in list(self._fetchers.items()):
-            async for piece in slices(list(fetcher.leader_epochs())):
+            async for piece in slices(fetcher.leader_epochs()):
                 if self._fetchers.get(old_id) is not fetcher:
                     break  # It has been ended since.
                 for topic_partition in piece:

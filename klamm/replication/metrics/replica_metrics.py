@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
 
@@ -34,13 +33,13 @@ class _Counts:
                 under_min_isr += partition.is_under_min_isr
                 at_min_isr += partition.is_at_min_isr
                 reassigning += partition.is_reassigning
-            if slices.is_over():
+            if slices.spend():
                 yield
         self.leaders, self.under_replicated, self.reassigning = leaders, under_replicated, reassigning
         self.under_min_isr, self.at_min_isr = under_min_isr, at_min_isr
 
 
-def register_replica_metrics(metrics: Metrics, replica_manager: ReplicaManager) -> None:
+def register(metrics: Metrics, replica_manager: ReplicaManager) -> None:
     counts, isr_changes = _Counts(replica_manager), replica_manager.isr_statistics
     metrics.walk(counts.walk)
     for name, documentation, read in (
@@ -102,7 +101,7 @@ def register_replica_metrics(metrics: Metrics, replica_manager: ReplicaManager) 
         ("InSyncReplicasCount", "Replicas in the ISR; 0 on a follower.", _in_sync_count),
         ("ReplicasCount", "Replicas without those that a reassignment adds; 0 on a follower.", _replica_count),
     ):
-        metrics.tagged_gauges(MetricName("kafka.cluster", "Partition", name), documentation, _TAGS, of_each(read_one))
+        metrics.gauges(MetricName("kafka.cluster", "Partition", name), documentation, _TAGS, of_each(read_one))
 
 
 def _in_sync_count(partition: Partition) -> int:

@@ -35,7 +35,7 @@ from klamm.client.transactions import (
     end_prepared,
 )
 from klamm.net.client import ClientError, Connection, ConnectionOptions
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import decode_records

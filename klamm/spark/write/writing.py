@@ -24,7 +24,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.sender import NO_IDENTITY, Identity, PartitionBatch, Sender
 from klamm.client.transactions import PreparedTransaction, State, TransactionManager
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.options import WriteOptions

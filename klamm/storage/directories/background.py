@@ -5,10 +5,10 @@ with the shutdown. Once it has begun, nothing new begins.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from klamm.base.slices import begin
+from klamm.base.slices import Steps, begin
 from klamm.base.tasks import OnFailure, start_task
 
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ class Background:
             return
         self._keep(start_task(work, self._on_failure))
 
-    def begin(self, steps: Generator[None, None, None]) -> None:
+    def begin(self, steps: Steps[None]) -> None:
         """Takes the first step at once, and the others later, even while the broker stops."""
         rest = begin(steps)
         if rest is not None:

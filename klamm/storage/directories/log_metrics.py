@@ -9,14 +9,14 @@ from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.log import Log
 
 
-def register_logs(manager: LogManager, metrics: Metrics) -> None:
+def register(metrics: Metrics, manager: LogManager) -> None:
     for name, documentation, read in (
         ("Size", "Bytes of the log's segments.", attrgetter("size_bytes")),
         ("LogStartOffset", "The log start offset.", attrgetter("log_start_offset")),
         ("LogEndOffset", "The log end offset.", attrgetter("log_end_offset")),
         ("NumLogSegments", "Segments of the log.", attrgetter("segment_count")),
     ):
-        metrics.tagged_gauges(
+        metrics.gauges(
             MetricName("kafka.log", "Log", name),
             documentation,
             ("topic", "partition"),

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from klamm.base.environment import Environment
 from klamm.base.slices import each
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.storage.log.log import Log
 from klamm.storage.segments.disk_errors import SHORTAGES
 from klamm.storage.segments.log_directory import LogDirectory

@@ -16,7 +16,7 @@ from typing import Protocol
 from klamm.base.environment import Environment
 from klamm.base.metrics import Histogram
 from klamm.base.slices import each
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.log.log_reader import LogReader
 from klamm.storage.log.shared_flush import SharedFlush

@@ -28,7 +28,7 @@ Source: kafka.log.Log.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -36,8 +36,8 @@ from uuid import UUID
 
 from klamm.base.environment import Environment, File
 from klamm.base.metrics import Histogram
-from klamm.base.slices import Slices, each, in_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import Slices, Steps, each, in_slices
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.storage.log.batch_inspection import Inspected
@@ -818,7 +818,7 @@ class Log:
 
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int, most: int | None = None
-    ) -> Generator[None, None, list[tuple[int, int]] | None]:
+    ) -> Steps[list[tuple[int, int]] | None]:
         """As `LogReader.aborted_transactions`."""
         return self._reader.aborted_transactions(fetch_offset, upper_offset, most)
 
@@ -886,13 +886,13 @@ class Log:
             self._ahead.end(is_kept=True)
             self._ahead = None
 
-    def close_abandoned(self) -> Generator[None, None, None]:
+    def close_abandoned(self) -> Steps[None]:
         """Closes all files."""
         closed = Slices(SEGMENTS_PER_SLICE)
         for segment in list(self._segments):
             segment.is_gone = True
             segment.close_handles()
-            if closed.is_over():
+            if closed.spend():
                 yield
 
     # -- common ---------------------------------------------------------------------------------------------------

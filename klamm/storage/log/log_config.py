@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 
 _MAX_LONG = 2**63 - 1

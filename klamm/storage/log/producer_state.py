@@ -23,14 +23,14 @@ Source: kafka.log.ProducerStateManager.
 """
 
 import struct
-from collections.abc import Collection, Generator, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from klamm.base.checksum import crc32c
-from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker
 from klamm.storage.segments.transaction_index import CompletedTransaction
@@ -152,6 +152,7 @@ class ProducerState:
         "_images",
         "_ongoing",
         "_unreplicated",
+        "_unreplicated_markers",
         "end_offset",
     )
 
@@ -162,8 +163,10 @@ class ProducerState:
         self._has_expired = has_expired  # whether a producer has, or it is not known
         # First offset of an open transaction -> producer id, in the order of the offsets.
         self._ongoing: dict[int, int] = {}
-        # First offset of a finished one -> offset of its marker, in the order of the markers.
-        self._unreplicated: dict[int, int] = {}
+        # The first offsets of finished ones, and the offsets of their markers. Both ascend: a transaction is left out
+        # that began after one with a later marker, because it is stable when that one is.
+        self._unreplicated: list[int] = []
+        self._unreplicated_markers: list[int] = []
         self._first_unstable_offset: int | None = None
 
     @property
@@ -279,7 +282,9 @@ class ProducerState:
             return None
         entry.transaction_first_offset = NO_OFFSET
         del self._ongoing[first_offset]
-        self._unreplicated[first_offset] = header.base_offset
+        count = bisect_left(self._unreplicated, first_offset)
+        self._unreplicated[count:] = [first_offset]
+        self._unreplicated_markers[count:] = [header.base_offset]
         last_stable_offset = next(iter(self._ongoing), header.base_offset + 1)
         is_aborted = marker.type is ControlRecordType.ABORT
         return CompletedTransaction(
@@ -299,19 +304,11 @@ class ProducerState:
 
     def high_watermark_updated(self, high_watermark: int) -> None:
         """Transactions whose markers are below the high watermark become stable."""
-        if not self._unreplicated:
-            return
-        stable = []
-        for first_offset, marker_offset in self._unreplicated.items():
-            if marker_offset >= high_watermark:
-                break
-            stable.append(first_offset)
-        for first_offset in stable:
-            del self._unreplicated[first_offset]
-        if self._first_unstable_offset in stable:
+        if self._unreplicated and (count := bisect_left(self._unreplicated_markers, high_watermark)):
+            del self._unreplicated[:count], self._unreplicated_markers[:count]
             self._find_first_unstable()
 
-    def remove_expired(self, now_ms: int, expiration_ms: int) -> Generator[None, None, None]:
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> Steps[None]:
         """Forgets producers that have been idle for `expiration_ms` and have no transaction open."""
         looked_at = Slices(CHEAP_SLICE)
         for producer_id, entry in list(self._entries.items()):
@@ -319,14 +316,13 @@ class ProducerState:
             if is_idle and self._entries.get(producer_id) is entry:
                 del self._entries[producer_id]
                 self._has_expired = True
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
 
     def _find_first_unstable(self) -> None:
         first = next(iter(self._ongoing), None)
         if self._unreplicated:
-            finished = min(self._unreplicated)
-            first = finished if first is None else min(first, finished)
+            first = self._unreplicated[0] if first is None else min(first, self._unreplicated[0])
         self._first_unstable_offset = first
 
     # -- snapshots ------------------------------------------------------------------------------------------------
@@ -340,7 +336,7 @@ class ProducerState:
         """The content of the snapshot file for `end_offset`."""
         return in_one_go(_snapshot(self._entries.items(), self._has_expired))
 
-    def begin_snapshot(self) -> Generator[None, None, bytes]:
+    def begin_snapshot(self) -> Steps[bytes]:
         """The steps that make the content of the snapshot file for the present `end_offset`. The state may change
         between them."""
         self._images += 1
@@ -391,7 +387,7 @@ class ProducerState:
         return True
 
 
-def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool) -> Generator[None, None, bytes]:
+def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool) -> Steps[bytes]:
     pack = _SNAPSHOT_ENTRY.pack
     has_room = len(entries) <= PRODUCERS_WITH_ALL_BATCHES
     parts = [pack(*_EXPIRED)] if has_expired else []
@@ -407,7 +403,7 @@ def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool)
         parts.append(
             pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
         )
-        if slices.is_over():
+        if slices.spend():
             yield
     body = struct.pack(">i", len(parts)) + b"".join(parts)
     return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from klamm.base.environment import Environment, FileSystem
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.log.log_loader import replay_batches
 from klamm.storage.log.producer_snapshots import ProducerSnapshots
@@ -73,7 +73,7 @@ class TruncatedLog(Protocol):
 
 
 # Yields work that may run off the loop, and is sent the work's result.
-Steps = Generator[Callable[[], Any], Any, Truncation]
+TruncationSteps = Generator[Callable[[], Any], Any, Truncation]
 
 
 async def prepare(environment: Environment, log: TruncatedLog, offset: int) -> Truncation | None:
@@ -98,7 +98,7 @@ async def prepare(environment: Environment, log: TruncatedLog, offset: int) -> T
         raise
 
 
-async def _take_off_loop(environment: Environment, steps: Steps) -> Truncation:
+async def _take_off_loop(environment: Environment, steps: TruncationSteps) -> Truncation:
     """Does the work of all steps off the loop."""
     try:
         work = next(steps)
@@ -142,7 +142,7 @@ def take_at_once(
         return truncation
 
 
-def _find(file_system: FileSystem, log: TruncatedLog, offset: int) -> Steps:
+def _find(file_system: FileSystem, log: TruncatedLog, offset: int) -> TruncationSteps:
     """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
 
     Raises OSError; KafkaError (CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR) when the log is damaged below the cut.

@@ -22,10 +22,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
-from klamm.zookeeper import errors, messages
-from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
+from klamm.base.slices import Slices, Steps, in_one_go
+from klamm.zookeeper import keeper_exceptions, messages
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     READ_ACL,
@@ -241,43 +240,43 @@ def _existing(look: _Look, path: str) -> _Node | _DraftNode:
     if node is None:
         # ZooKeeper validates the path first. An existing znode has a valid path, so only this case is left.
         if not is_valid_path(path):
-            raise errors.BadArguments(path)
-        raise errors.NoNode(path)
+            raise keeper_exceptions.BadArguments(path)
+        raise keeper_exceptions.NoNode(path)
     return node
 
 
 def _next_version(current: int, expected: int, path: str) -> int:
     if expected not in (-1, current):
-        raise errors.BadVersion(path, f"it is {current}, expected {expected}")
+        raise keeper_exceptions.BadVersion(path, f"it is {current}, expected {expected}")
     return _int32(current + 1)
 
 
 def _require(permissions: int, node: _Node | _DraftNode, caller: Caller, path: str) -> None:
     if node.acl is not OPEN_ACL and not permits(node.acl, permissions, caller.identities):
-        raise errors.NoAuth(path)
+        raise keeper_exceptions.NoAuth(path)
 
 
 def _prepare_create(request: messages.Create, look: _Look, caller: Caller) -> CreateTxn:
     path = request.path
     if not CreateMode.PERSISTENT <= request.flags <= CreateMode.PERSISTENT_SEQUENTIAL_WITH_TTL:
-        raise errors.BadArguments(path, f"create flags {request.flags}")
+        raise keeper_exceptions.BadArguments(path, f"create flags {request.flags}")
     if request.op == OpCode.CREATE_TTL or request.flags >= CreateMode.PERSISTENT_WITH_TTL:
-        raise errors.Unimplemented(path, "znodes with a time to live")
+        raise keeper_exceptions.Unimplemented(path, "znodes with a time to live")
     if "/" not in path or "\0" in path:
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     acl = expand_acl(path, request.acl, caller.identities)
     parent = look(parent_of(path))
     if parent is None:
-        raise errors.NoNode(path)
+        raise keeper_exceptions.NoNode(path)
     _require(Permission.CREATE, parent, caller, path)
     if request.flags in _SEQUENTIAL:
         path += f"{parent.cversion:010d}"
     if not is_valid_path(path):
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     if look(path) is not None:
-        raise errors.NodeExists(path)
+        raise keeper_exceptions.NodeExists(path)
     if parent.ephemeral_owner not in (0, CONTAINER_OWNER):
-        raise errors.NoChildrenForEphemerals(path)
+        raise keeper_exceptions.NoChildrenForEphemerals(path)
     if request.op == OpCode.CREATE_CONTAINER:
         owner = CONTAINER_OWNER
     elif request.flags in _EPHEMERAL:
@@ -290,15 +289,15 @@ def _prepare_create(request: messages.Create, look: _Look, caller: Caller) -> Cr
 def _prepare_delete(request: messages.Delete, look: _Look, caller: Caller) -> DeleteTxn:
     path = request.path
     if "/" not in path or "\0" in path or path in RESERVED_PATHS:
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     parent = look(parent_of(path))
     node = look(path)
     if parent is None or node is None:
-        raise errors.NoNode(path)
+        raise keeper_exceptions.NoNode(path)
     _require(Permission.DELETE, parent, caller, path)
     _next_version(node.version, request.version, path)
     if node.child_count:
-        raise errors.NotEmpty(path)
+        raise keeper_exceptions.NotEmpty(path)
     return DeleteTxn(path)
 
 
@@ -312,7 +311,7 @@ def _prepare_set_data(request: messages.SetData, look: _Look, caller: Caller) ->
 def _prepare_set_acl(request: messages.SetAcl, look: _Look, caller: Caller) -> SetAclTxn:
     path = request.path
     if not is_valid_path(path):
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     acl = expand_acl(path, request.acl, caller.identities)
     node = _existing(look, path)
     _require(Permission.ADMIN, node, caller, path)
@@ -395,7 +394,7 @@ class ZnodeTree:
                 raise MultiFailed(codes) from error
             draft.note(txn)
             txns.append(txn)
-            if slices.is_over(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
+            if slices.spend(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
                 yield
         return MultiTxn(tuple(txns))
 
@@ -426,7 +425,7 @@ class ZnodeTree:
         slices = Slices()
         for change in txn.txns if isinstance(txn, MultiTxn) else (txn,):
             stats.append(_APPLY[type(change)](self, change, zxid, time_ms, events))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return Applied(stats, events)
 
@@ -475,7 +474,7 @@ class ZnodeTree:
         slices = Slices()
         for path in list(self._ephemerals.get(txn.session_id, ())):
             self._delete(path, zxid, events)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _insert(self, path: str, node: _Node) -> None:
@@ -520,7 +519,7 @@ class ZnodeTree:
     def stat(self, path: str) -> Stat:
         """Raises NoNode, or BadArguments."""
         if "\0" in path:
-            raise errors.BadArguments(path)
+            raise keeper_exceptions.BadArguments(path)
         return self._node(path).stat()
 
     def find(self, path: str) -> Stat | None:
@@ -552,7 +551,7 @@ class ZnodeTree:
     def _node(self, path: str) -> _Node:
         node = self._nodes.get(path)
         if node is None:
-            raise errors.NoNode(path)
+            raise keeper_exceptions.NoNode(path)
         return node
 
     # -- snapshots

@@ -20,8 +20,8 @@ from klamm.broker.start.parts import _host_names
 from klamm.config.broker import BrokerConfig
 from klamm.net import http
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
-from klamm.replication.metrics.replica_metrics import register_replica_metrics
-from klamm.storage.directories.log_metrics import register_logs
+from klamm.replication.metrics import replica_metrics
+from klamm.storage.directories import log_metrics
 from support.group_wire import commit, committed, find_coordinator
 from support.one_broker import OneBroker, batch, running
 from support.replicas import hosting_broker, state
@@ -98,7 +98,7 @@ def test_the_values_of_thousands_of_clients_are_read_and_written_in_steps() -> N
             read.append(number)
             yield ("Fetch", f"c{number}"), number
 
-    metrics.tagged_gauges(MetricName("g", "quota", "rate"), "Rates.", ("resource", "clientId"), rates)
+    metrics.gauges(MetricName("g", "quota", "rate"), "Rates.", ("resource", "clientId"), rates)
     steps, read_in_steps = render(metrics), []
     text = b""
     while not text:
@@ -189,8 +189,8 @@ async def test_the_values_of_many_partitions_are_read_and_written_in_steps(tmp_p
     async with hosting_broker(tmp_path) as broker:
         await broker.tell(*(state(number) for number in range(600)))
         metrics = Metrics()
-        register_replica_metrics(metrics, broker.manager)
-        register_logs(broker.log_manager, metrics)
+        replica_metrics.register(metrics, broker.manager)
+        log_metrics.register(metrics, broker.log_manager)
         steps = render(metrics)
         assert next(steps) is None
         # Not a line is written while the partitions are counted.

@@ -6,10 +6,10 @@ import errno
 import pytest
 
 from klamm.base.metrics import Metrics
-from klamm.protocol.errors import ErrorCode
-from klamm.replication.metrics.replica_metrics import register_replica_metrics
+from klamm.protocol.error_codes import ErrorCode
+from klamm.replication.metrics import replica_metrics
 from klamm.replication.ports import WrittenIsr
-from klamm.storage.directories.log_metrics import register_logs
+from klamm.storage.directories import log_metrics
 from support.metrics import Values
 from support.replicas import Broker, scenario, state
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.loop("virtual")
 
 def values(broker: Broker) -> Values:
     metrics = Metrics()
-    register_replica_metrics(metrics, broker.manager)
-    register_logs(broker.log_manager, metrics)
+    replica_metrics.register(metrics, broker.manager)
+    log_metrics.register(metrics, broker.log_manager)
     return Values.of(metrics)
 
 

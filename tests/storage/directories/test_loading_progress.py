@@ -8,10 +8,9 @@ import pytest
 
 from klamm.base.environment import SystemEnvironment
 from klamm.base.metrics import Metrics
-from klamm.storage.directories import directory_loader
+from klamm.storage.directories import directory_loader, log_metrics
 from klamm.storage.directories.directory_loader import DirectoryLoader
 from klamm.storage.directories.log_manager import LOGS_PER_LOADING, LogManager, LogManagerSettings
-from klamm.storage.directories.log_metrics import register_logs
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_directory import MetaProperties
 from support.logs import DiskEnvironment, append
@@ -68,7 +67,7 @@ async def filled(environment):
 
 def remaining(manager):
     metrics = Metrics()
-    register_logs(manager, metrics)
+    log_metrics.register(metrics, manager)
     (gauge,) = [metric for metric in metrics if metric.name.name == "remainingLogsToRecover"]
     return gauge.read()
 

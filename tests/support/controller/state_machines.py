@@ -20,7 +20,7 @@ from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, topic_path
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 from klamm.zookeeper.server import ZooKeeperServer
 
 EPOCH = 5
@@ -62,7 +62,7 @@ class Batch:
             on_update_metadata_response=lambda *response: self.responses.append(("update_metadata", *response)),
             on_stop_replica_response=lambda *response: self.responses.append(("stop_replica", *response)),
             announce=self.announced.append,
-            on_sent=self.log.request_sent,
+            state_change_log=self.log,
         )
 
     def told(self, api_key: ApiKey) -> dict[int, dict[PartitionKey, Any]]:

@@ -32,7 +32,7 @@ from klamm.client.transactions import (
     end_prepared,
 )
 from klamm.net.client import ClientError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, TopicPartition
 

@@ -10,8 +10,7 @@ Source: kafka.cluster.Partition; for PartitionsWithLateTransactionsCount kafka.s
 from collections.abc import Callable, Iterator, Mapping
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition
 
@@ -19,7 +18,7 @@ from klamm.replication.partition.partition import Partition
 LATE_AFTER_MS = 5 * 60 * 1000
 
 
-def register_open_transaction_metrics(
+def register(
     metrics: Metrics,
     partitions: Mapping[PartitionKey, Partition],
     now_ms: Callable[[], int],
@@ -41,12 +40,12 @@ def register_open_transaction_metrics(
         since_ms, count, looked_at = now_ms() - max_timeout_ms - LATE_AFTER_MS, 0, Slices()
         for partition in list(partitions.values()):
             count += partition.log.producer_state.has_idle_transaction(since_ms)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         late_count = count
 
     metrics.walk(count_late)
-    metrics.tagged_gauges(
+    metrics.gauges(
         MetricName("kafka.cluster", "Partition", "LastStableOffsetLag"),
         "How far the last stable offset is behind the high watermark, where this broker leads transactional producers.",
         ("topic", "partition"),
