@@ -2,7 +2,7 @@
 
 What must stay true:
 - Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync, and only if
-  the log is still the one that was synced (`LogReader.generation`).
+  the log is still the one that was synced (`Log.generation`).
 - A sync covers what was written before it began; later writes stay unsynced (`unsynced_files.py`).
 - A sync that has failed is never tried again, unless a file could not be opened: the kernel's copy is in an unknown
   state.
@@ -17,12 +17,9 @@ from klamm.base.environment import Environment
 from klamm.base.metrics import Histogram
 from klamm.base.slices import each
 from klamm.protocol.error_codes import KafkaError
-from klamm.storage.log.log_config import LogConfig
-from klamm.storage.log.log_reader import LogReader
+from klamm.storage.log.log_view import LogView
 from klamm.storage.log.shared_flush import SharedFlush
 from klamm.storage.segments.disk_errors import NO_DESCRIPTORS, PASSING
-from klamm.storage.segments.log_directory import LogDirectory
-from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.segment import LogSegment
 from klamm.storage.segments.unsynced_files import UnsyncedFiles, sync
 
@@ -30,17 +27,8 @@ from klamm.storage.segments.unsynced_files import UnsyncedFiles, sync
 SEGMENTS_PER_SLICE = 50
 
 
-class SyncedLog(Protocol):
+class SyncedLog(LogView, Protocol):
     """The log that is synced."""
-
-    config: LogConfig
-    log_directory: LogDirectory
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
 
     @property
     def preallocating(self) -> LogSegment | None:
@@ -53,10 +41,6 @@ class SyncedLog(Protocol):
 
     def write_small_snapshot(self) -> None:
         """Writes a producer snapshot, unless it is large. Raises OSError."""
-
-    def check_usable(self) -> None: ...
-
-    def storage_error(self, error: OSError, action: str) -> KafkaError: ...
 
     def synced(self) -> None:
         """The recovery point may have moved."""
@@ -71,8 +55,6 @@ class Durability:
         "_flushes",
         "_is_abandoned",
         "_log",
-        "_reader",
-        "_segments",
         "is_truncation_unsynced",
         "last_flush_ms",
         "recovery_point",
@@ -84,8 +66,6 @@ class Durability:
         self,
         environment: Environment,
         log: SyncedLog,
-        segments: LogSegments,
-        reader: LogReader,
         unsynced: UnsyncedFiles,
         flush_times_ms: Histogram,
         *,
@@ -94,8 +74,6 @@ class Durability:
     ) -> None:
         self._environment = environment
         self._log = log
-        self._segments = segments
-        self._reader = reader
         self._flush_times_ms = flush_times_ms
         self._flushes: SharedFlush | None = None
         self._is_abandoned = False
@@ -147,10 +125,10 @@ class Durability:
         await log.preallocation_ended()  # Until then the recovery point stays before that segment.
         log.check_usable()
         # What is appended while the index entries are written has its own entries, which may not be written yet.
-        end, generation = log.log_end_offset, self._reader.generation
+        end, generation = log.log_end_offset, log.generation
         try:
             await log.write_large_snapshot()
-            async for segment in each(self._segments.starting_with(self.recovery_point), SEGMENTS_PER_SLICE):
+            async for segment in each(log.segments.starting_with(self.recovery_point), SEGMENTS_PER_SLICE):
                 if self._is_abandoned:
                     return
                 if not segment.is_gone:
@@ -177,7 +155,7 @@ class Durability:
                 return
             raise self._sync_error(error) from error
         self._flush_times_ms.update(1000 * (self._environment.work_clock_s() - started_s))
-        if generation == self._reader.generation:
+        if generation == self._log.generation:
             self._flushed(end, now_ms)
 
     def begin_shared_sync(self) -> Callable[[], None]:
@@ -187,7 +165,7 @@ class Durability:
         self._log.check_usable()
         try:
             self._log.write_small_snapshot()
-            for segment in self._segments.starting_with(self.recovery_point):
+            for segment in self._log.segments.starting_with(self.recovery_point):
                 segment.write_all()
         except OSError as error:
             raise self._log.storage_error(error, "flushing") from error
@@ -209,7 +187,7 @@ class Durability:
         """
         end = self._log.log_end_offset
         try:
-            for segment in self._segments.starting_with(self.recovery_point):
+            for segment in self._log.segments.starting_with(self.recovery_point):
                 segment.write_pending()
         except OSError as error:
             if error.errno not in PASSING:

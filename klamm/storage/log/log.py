@@ -167,12 +167,10 @@ class Log:
         self.must_prepare = False
         # Tells cleanings whether the records that they have read are still those of the log.
         self.truncations = 0
-        self._reader = LogReader(environment, loaded.segments, self)
+        self._reader = LogReader(environment, self)
         self.durability = Durability(
             environment,
             self,
-            loaded.segments,
-            self._reader,
             loaded.unsynced,
             host.flush_times_ms,
             recovery_point=loaded.recovery_point,
@@ -874,7 +872,7 @@ class Log:
                 segment.close()
         except OSError as error:
             raise self.storage_error(error, "closing") from error
-        await self.durability.sync(self._log_end_offset, self._reader.generation)
+        await self.durability.sync(self._log_end_offset, self.generation)
 
     def abandon(self) -> None:
         """Ends all use of the log, which is deleted or whose disk has failed; nothing more is written. The steps of

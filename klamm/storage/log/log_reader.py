@@ -13,16 +13,16 @@ Reads first try bytes that are in memory; only a cold page needs work off the lo
 import asyncio
 import logging
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from klamm.base.environment import Environment, File
 from klamm.base.slices import Slices, Steps, each, in_slices
 from klamm.protocol.error_codes import ErrorCode, KafkaError, corrupt_message
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
+from klamm.storage.log.log_view import LogView
 from klamm.storage.log.timestamp_lookup import Found, TimestampLookup
 from klamm.storage.segments import batch_scan
 from klamm.storage.segments.index_file import CorruptIndexError
-from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.segment import LogSegment
 
 _LOGGER = logging.getLogger(__name__)
@@ -53,31 +53,14 @@ class _Bounds(NamedTuple):
     active_size_bytes: int
 
 
-class ReadLog(Protocol):
-    """The log that is read."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def log_start_offset(self) -> int: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
-
-    def check_usable(self) -> None: ...
-
-    def storage_error(self, error: OSError, action: str) -> KafkaError: ...
-
-
 class LogReader:
     """Methods that touch the disk raise KafkaError: KAFKA_STORAGE_ERROR; CORRUPT_MESSAGE where the log is damaged."""
 
     __slots__ = ("_damage_told", "_environment", "_log", "_lookup", "_remembered", "_segments", "generation")
 
-    def __init__(self, environment: Environment, segments: LogSegments, log: ReadLog) -> None:
+    def __init__(self, environment: Environment, log: LogView) -> None:
         self._environment = environment
-        self._segments = segments
+        self._segments = log.segments
         self._log = log
         self._remembered: dict[int, tuple[LogSegment, int]] = {}
         self._lookup: TimestampLookup | None = None

@@ -11,7 +11,7 @@ Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from klamm.base.slices import in_one_go
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -42,7 +42,8 @@ from klamm.storage.log.batch_inspection import (
     inspect_at_once,
 )
 from klamm.storage.log.log_config import LogConfig
-from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, ProducerState
+from klamm.storage.log.log_view import LogView
+from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata
 
 _MAX_CODEC = max(CompressionType)
 _NO_LIMIT_MS = 2**63 - 1
@@ -70,21 +71,6 @@ class OffsetsRefused(KafkaError):
         super().__init__(ErrorCode.INVALID_RECORD, message)
 
 
-class LeaderLog(Protocol):
-    """The log that the batch is for. It is only looked at."""
-
-    config: LogConfig
-
-    @property
-    def log_start_offset(self) -> int: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
-
-    @property
-    def producer_state(self) -> ProducerState: ...
-
-
 class ValidBatch(NamedTuple):
     """A batch with all that a leader writes into it. Its header says so, except for the timestamp type and the CRC."""
 
@@ -96,7 +82,7 @@ class ValidBatch(NamedTuple):
 
 def validate_and_assign_offsets(
     records: bytearray | memoryview,
-    log: LeaderLog,
+    log: LogView,
     leader_epoch: int,
     origin: AppendOrigin,
     now_ms: int,

@@ -11,29 +11,10 @@ Source: kafka.log.Log.deleteOldSegments.
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from klamm.storage.log.log_config import LogConfig
-from klamm.storage.segments.log_segments import LogSegments
+from klamm.storage.log.log_view import LogView
 from klamm.storage.segments.segment import LogSegment
-
-
-class RetainedLog(Protocol):
-    """What retention looks at."""
-
-    config: LogConfig
-
-    @property
-    def segments(self) -> LogSegments: ...
-
-    @property
-    def log_start_offset(self) -> int: ...
-
-    @property
-    def high_watermark(self) -> int: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
 
 
 class Breach(NamedTuple):
@@ -43,11 +24,11 @@ class Breach(NamedTuple):
     lines: Sequence[str]
 
 
-Rule = Callable[[RetainedLog, int, int], Breach | None]
+Rule = Callable[[LogView, int, int], Breach | None]
 """Gets the log, the time in ms and `limit`; returns the segments that breach a rule, or None if no segment does."""
 
 
-def breach_of_time(log: RetainedLog, now_ms: int, limit: int) -> Breach | None:
+def breach_of_time(log: LogView, now_ms: int, limit: int) -> Breach | None:
     """Records older than retention.ms."""
     retention_ms = log.config.retention_ms
     if retention_ms < 0 or "delete" not in log.config.cleanup_policy:
@@ -61,7 +42,7 @@ def breach_of_time(log: RetainedLog, now_ms: int, limit: int) -> Breach | None:
     return Breach(doomed, lines) if doomed else None
 
 
-def breach_of_size(log: RetainedLog, _now_ms: int, limit: int) -> Breach | None:
+def breach_of_size(log: LogView, _now_ms: int, limit: int) -> Breach | None:
     """More bytes than retention.bytes."""
     retention_bytes = log.config.retention_bytes
     if retention_bytes < 0 or "delete" not in log.config.cleanup_policy:
@@ -88,7 +69,7 @@ def breach_of_size(log: RetainedLog, _now_ms: int, limit: int) -> Breach | None:
     return Breach(doomed, lines) if doomed else None
 
 
-def breach_of_log_start_offset(log: RetainedLog, _now_ms: int, limit: int) -> Breach | None:
+def breach_of_log_start_offset(log: LogView, _now_ms: int, limit: int) -> Breach | None:
     """Records below the log start offset. The active segment stays."""
     active = log.segments.active
     doomed = _oldest_while(
@@ -104,7 +85,7 @@ RULES: tuple[Rule, ...] = (breach_of_time, breach_of_size, breach_of_log_start_o
 """In Kafka's order."""
 
 
-def breaches(log: RetainedLog, now_ms: int, limit: int) -> Iterator[Breach]:
+def breaches(log: LogView, now_ms: int, limit: int) -> Iterator[Breach]:
     """The breach of each rule. The caller deletes its segments before it asks for the next one."""
     for rule in RULES:
         breach = rule(log, now_ms, limit)
@@ -112,7 +93,7 @@ def breaches(log: RetainedLog, now_ms: int, limit: int) -> Iterator[Breach]:
             yield breach
 
 
-def _oldest_while(log: RetainedLog, limit: int, deletable: Callable[[LogSegment, int], bool]) -> list[LogSegment]:
+def _oldest_while(log: LogView, limit: int, deletable: Callable[[LogSegment, int], bool]) -> list[LogSegment]:
     """The oldest segments for which `deletable(segment, the offset after it)` is true, `limit` at most."""
     doomed: list[LogSegment] = []
     for segment in islice(log.segments, limit):

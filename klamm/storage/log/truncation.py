@@ -16,12 +16,13 @@ What must stay true:
 import errno
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from klamm.base.environment import Environment, FileSystem
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.log.log_loader import replay_batches
+from klamm.storage.log.log_view import LogView
 from klamm.storage.log.producer_snapshots import ProducerSnapshots
 from klamm.storage.log.producer_state import ProducerState
 from klamm.storage.segments import batch_scan
@@ -47,36 +48,11 @@ class Truncation(NamedTuple):
     producer_state: ProducerState
 
 
-class TruncatedLog(Protocol):
-    """The log that is to be cut. It is only looked at."""
-
-    snapshots: ProducerSnapshots
-
-    @property
-    def segments(self) -> LogSegments: ...
-
-    @property
-    def log_end_offset(self) -> int: ...
-
-    @property
-    def high_watermark(self) -> int: ...
-
-    @property
-    def generation(self) -> int: ...
-
-    @property
-    def producer_state(self) -> ProducerState: ...
-
-    def check_usable(self) -> None: ...
-
-    def storage_error(self, error: OSError, action: str) -> KafkaError: ...
-
-
 # Yields work that may run off the loop, and is sent the work's result.
 TruncationSteps = Generator[Callable[[], Any], Any, Truncation]
 
 
-async def prepare(environment: Environment, log: TruncatedLog, offset: int) -> Truncation | None:
+async def prepare(environment: Environment, log: LogView, offset: int) -> Truncation | None:
     """Finds how to cut a log at `offset`, off the loop. None if there is no such offset, or the log has changed.
 
     Raises KafkaError also when the log is damaged below `offset`.
@@ -114,9 +90,7 @@ async def _take_off_loop(environment: Environment, steps: TruncationSteps) -> Tr
         return truncation
 
 
-def take_at_once(
-    file_system: FileSystem, log: TruncatedLog, offset: int, prepared: Truncation | None = None
-) -> Truncation:
+def take_at_once(file_system: FileSystem, log: LogView, offset: int, prepared: Truncation | None = None) -> Truncation:
     """`prepared`, if it is for this offset and the log has not changed since. Otherwise does the work of all steps on
     the loop, without a pause. Raises as `_find`."""
     if (
@@ -142,7 +116,7 @@ def take_at_once(
         return truncation
 
 
-def _find(file_system: FileSystem, log: TruncatedLog, offset: int) -> TruncationSteps:
+def _find(file_system: FileSystem, log: LogView, offset: int) -> TruncationSteps:
     """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
 
     Raises OSError; KafkaError (CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR) when the log is damaged below the cut.
