@@ -41,9 +41,8 @@ class Tool:
 
     def ours(self, command: str, *arguments: str, code: int = 0) -> str:
         assert run(["transactions", command, "--bootstrap-server", self.bootstrap, *arguments]) == code
-        self.errors = self._capsys.readouterr()
-        text, self.errors = self.errors.out, self.errors.err
-        return str(text)
+        text, self.errors = self._capsys.readouterr()
+        return text
 
     def values(self, command: str, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.ours(command, *arguments, "--json", code=code))

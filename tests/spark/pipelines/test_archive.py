@@ -32,7 +32,7 @@ from klamm.spark.read import partition_reader
 from klamm.spark.read.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, archived, elsewhere, in_delta_table, in_topic
+from support.spark.archiving import archived, elsewhere, in_delta_table, in_topic, one_process
 from support.spark.producing import numbered, produce, set_retention
 
 
@@ -42,7 +42,7 @@ def options(cluster, topic, **more):
 
 def run(cluster, topic, directory, *, per_file=10, spark=None, more=None, **arguments):
     given = options(cluster, topic, **(more or {}))
-    spark = spark or OneProcess()
+    spark = spark or one_process()
     return archive(spark, str(directory), given, offsets_per_file=per_file, ranges_per_commit=2, **arguments)
 
 
@@ -443,7 +443,7 @@ def test_configs_and_groups_beside_the_data(cluster, topic, tmp_path):
 def test_from_the_command_line(cluster, topic, tmp_path, monkeypatch):
     name = topic()
     produce(cluster.bootstrap, name, numbered(5))
-    monkeypatch.setattr(pipeline, "session", lambda *_: nullcontext(OneProcess()))
+    monkeypatch.setattr(pipeline, "session", lambda *_: nullcontext(one_process()))
     where = ["--bootstrap-server", cluster.bootstrap, "--topic", name, "--directory", str(tmp_path)]
 
     def called():

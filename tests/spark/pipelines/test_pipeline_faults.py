@@ -20,7 +20,7 @@ from klamm.spark.pipelines.commit_log import CommitLog
 from klamm.spark.pipelines.offset_runs import offset_map
 from klamm.testing.cluster import Cluster
 from support.paths import TESTS
-from support.spark.archiving import OneProcess, archived, in_topic
+from support.spark.archiving import archived, in_topic, one_process
 from support.spark.faults import TIMEOUT_S, Gate, StoppingSession, revive, stop_before, take_leaders_away, three_brokers
 from support.spark.producing import numbered, produce
 from support.spark.reading import read
@@ -69,7 +69,7 @@ def prepare(cluster: Cluster, directory: Path, create: Callable[..., str], sales
     produce(cluster.bootstrap, sales, map(sale, range(60)))
     finished = str(directory / "finished")
     options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": recorded}
-    archive(OneProcess(), finished, options, offsets_per_file=1000)
+    archive(one_process(), finished, options, offsets_per_file=1000)
     return Place(
         cluster.bootstrap, str(directory), finished, source, recorded, replayed, sales, totals, sales_per_trigger
     )

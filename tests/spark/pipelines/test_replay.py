@@ -29,7 +29,7 @@ from klamm.spark.pipelines.replay import (
     replay,
 )
 from support.scripted_broker import ScriptedBroker
-from support.spark.archiving import OneProcess, in_topic
+from support.spark.archiving import in_topic, one_process
 from support.spark.producing import numbered, produce
 
 RECORDS = [
@@ -45,13 +45,13 @@ def archived(cluster, topic, tmp_path):
     name = topic(partitions=3, **{"retention.bytes": 1_000_000})
     produce(cluster.bootstrap, name, RECORDS)
     given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": name}
-    archive(OneProcess(), str(tmp_path / "archive"), given, offsets_per_file=20)
+    archive(one_process(), str(tmp_path / "archive"), given, offsets_per_file=20)
     return name
 
 
 def run(cluster, tmp_path, topics, spark=None, output="output", options=None, **arguments):
     given = {"kafka.bootstrap.servers": cluster.bootstrap, **(options or {})}
-    spark = spark or OneProcess()
+    spark = spark or one_process()
     return replay(spark, str(tmp_path / "archive"), str(tmp_path / output), given, topics=topics, **arguments)
 
 
@@ -292,7 +292,7 @@ def test_groups_go_on_where_they_were(cluster, archived, topic, tmp_path):
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
     consumer.commit(offsets=[TopicPartition(archived, 2, 23), TopicPartition(archived, 1, 0)], asynchronous=False)
     given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
-    archive(OneProcess(), str(tmp_path / "archive"), given, offsets_per_file=20)
+    archive(one_process(), str(tmp_path / "archive"), given, offsets_per_file=20)
     produce(cluster.bootstrap, target, numbered(5, partition=2))
     produce(cluster.bootstrap, target, numbered(3, partition=1))
     replayed = run(cluster, tmp_path, {archived: target}, commit_groups=True)
@@ -318,7 +318,7 @@ def test_offsets_of_a_topic_that_was_created_again_are_not_translated(cluster, a
     consumer.commit(offsets=[TopicPartition(archived, 2, 30)], asynchronous=False)
     consumer.close()
     archive(
-        OneProcess(), str(tmp_path / "archive"), {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
+        one_process(), str(tmp_path / "archive"), {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
     )
     told = []
     replayed = run(cluster, tmp_path, None, commit_groups=True, on_warning=told.append)

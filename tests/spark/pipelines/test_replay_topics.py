@@ -27,7 +27,7 @@ from klamm.spark.pipelines.replay_topics import (
     retention_warning,
 )
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, in_topic
+from support.spark.archiving import in_topic, one_process
 from support.spark.producing import numbered, produce
 
 NOW_MS = 1_000_000_000_000
@@ -197,8 +197,8 @@ def test_old_records_are_refused_before_the_first_is_written(cluster: Cluster, t
     name, target = topic(), topic(**{"message.timestamp.difference.max.ms": 3_600_000})
     produce(cluster.bootstrap, name, numbered(30))
     options = {"kafka.bootstrap.servers": cluster.bootstrap}
-    archive(OneProcess(), str(tmp_path / "archive"), {**options, "subscribe": name}, offsets_per_file=20)
-    arguments: Any = (OneProcess(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
+    archive(one_process(), str(tmp_path / "archive"), {**options, "subscribe": name}, offsets_per_file=20)
+    arguments: Any = (one_process(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
     with pytest.raises(OptionError, match="the oldest record has timestamp 1000, so brokers would refuse it"):
         replay(*arguments, topics={name: target})
     assert in_topic(cluster, target) == []
@@ -219,8 +219,8 @@ def test_a_replay_that_rested_is_told_of(cluster: Cluster, topic: Any, tmp_path:
     name, target = topic(), topic()
     produce(cluster.bootstrap, name, numbered(3))
     options = {"kafka.bootstrap.servers": cluster.bootstrap}
-    archive(OneProcess(), str(tmp_path / "archive"), {**options, "subscribe": name})
-    arguments: Any = (OneProcess(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
+    archive(one_process(), str(tmp_path / "archive"), {**options, "subscribe": name})
+    arguments: Any = (one_process(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
     replay(*arguments, topics={name: target})
     told: list[str] = []
     replay(*arguments, topics={name: target}, on_warning=told.append)
