@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ConfigResourceType, OpType
 from support.one_broker import Client, OneBroker, running, until
+from support.present import present
 
 pytestmark = pytest.mark.loop("uvloop")
 
@@ -43,13 +45,14 @@ async def read(client: Client) -> list[tuple[int, bytes, bytes]]:
     offset = 0
     while True:
         answer = await client.fetch("table", 0, offset, max_bytes=1 << 24)
-        headers = [header for _, header in iterate_batches(answer.records or b"", allow_partial_end=True)]
+        records = answer.records or b""
+        headers = [header for _, header in iterate_batches(records, allow_partial_end=True)]
         if not headers:
             return found
-        for position, header in iterate_batches(answer.records, allow_partial_end=True):
+        for position, header in iterate_batches(records, allow_partial_end=True):
             found += [
-                (record.offset, record.key, record.value.rstrip(b"."))
-                for record in decode_records(answer.records, position, header)
+                (record.offset, present(record.key), present(record.value).rstrip(b"."))
+                for record in decode_records(records, position, header)
                 if record.offset >= offset
             ]
         offset = headers[-1].next_offset
@@ -92,6 +95,7 @@ async def alter_topic(client: Client, **configs: str) -> None:
 
 
 def processes(cluster: OneBroker) -> list[int]:
+    assert isinstance(cluster.environment, SystemEnvironment)
     return [worker.pid for worker in cluster.environment._background if worker.pid is not None]
 
 

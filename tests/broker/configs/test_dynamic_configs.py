@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,10 @@ async def test_what_brokers_have_may_contradict_itself(tmp_path: Path) -> None:
         assert (await client.produce("u", 0, batch(b"x"))).error_code == NONE
 
 
+def flushes_after(cluster: OneBroker, flush_ms: int) -> bool:
+    return partition(cluster, "t").log.config.flush_ms == flush_ms
+
+
 async def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
@@ -261,7 +266,7 @@ async def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_pa
             assert await change(client, BROKER, name, ("min.insync.replicas", SET, "1")) == NONE
             # What comes later is in effect later.
             assert await change(client, TOPIC, "t", ("flush.ms", SET, str(source))) == NONE
-            await until(lambda source=source: partition(cluster, "t").log.config.flush_ms == source)
+            await until(partial(flushes_after, cluster, source))
             assert (await describe(client, BROKER, "0"))["min.insync.replicas"] == ("1", source)
             assert (await describe(client, TOPIC, "t"))["min.insync.replicas"] == ("1", source)
 

@@ -22,6 +22,7 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.protocol.vocabulary import ResourceType
 from support.one_broker import Client, OneBroker, batch, running, until
+from support.present import present
 from support.transaction_wire import (
     ONE_COORDINATOR,
     Producer,
@@ -38,7 +39,7 @@ from support.transaction_wire import (
 async def read(client: Client, topic: str = "t", partition: int = 0) -> tuple[list[int], int]:
     """For read_committed: the producer ids of aborted transactions, and the last stable offset."""
     fetched = await client.fetch(topic, partition, 0, isolation_level=1)
-    return [one.producer_id for one in fetched.aborted_transactions], fetched.last_stable_offset
+    return [one.producer_id for one in present(fetched.aborted_transactions)], fetched.last_stable_offset
 
 
 async def stable(client: Client, offset: int, partition: int = 0) -> list[int]:
