@@ -32,6 +32,7 @@ from klamm.spark.read import partition_reader
 from klamm.spark.read.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
+from support.present import present
 from support.spark.archiving import archived, elsewhere, in_delta_table, in_topic, one_process
 from support.spark.producing import numbered, produce, set_retention
 
@@ -433,7 +434,7 @@ def test_configs_and_groups_beside_the_data(cluster, topic, tmp_path):
     consumer.commit(offsets=[TopicPartition(name, 0, 7)], asynchronous=False)
     consumer.close()
     run(cluster, name, tmp_path)
-    snapshot = CommitLog(files_at(str(tmp_path))).snapshot
+    snapshot = present(CommitLog(files_at(str(tmp_path))).snapshot)
     assert snapshot.topics[name].partitions == 2
     assert snapshot.topics[name].configs == {"retention.bytes": "1000000"}
     assert snapshot.groups[group] == {name: {0: 7}}

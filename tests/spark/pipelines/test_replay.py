@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import suppress
 from itertools import count, pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from support.scripted_broker import ScriptedBroker
 from support.spark.archiving import in_topic, one_process
 from support.spark.producing import numbered, produce
 
-RECORDS = [
+RECORDS: list[dict[str, Any]] = [
     {"value": None, "key": b"", "partition": 0, "timestamp": 1},
     {"value": b"", "key": None, "partition": 0, "timestamp": 1, "headers": [("h", None), ("h", b"\x00")]},
     *numbered(45, partition=2),
@@ -184,7 +185,7 @@ def test_two_attempts_at_the_same_time_write_nothing_twice(cluster, archived, to
 
     with patch("klamm.spark.pipelines.replay._write_rows", stalls), pytest.raises(KeyboardInterrupt):
         run(cluster, tmp_path, {archived: target})
-    *most, path, done = calls[0]
+    options, producer, rate, piece, path, done = calls[0]
     assert done == 0
     for skip, rows in (0, 7), (7, 5):
         batch = next(_batches(path, skip)).slice(0, rows)
@@ -192,9 +193,9 @@ def test_two_attempts_at_the_same_time_write_nothing_twice(cluster, archived, to
             patch("klamm.spark.pipelines.replay._batches", return_value=iter([batch])),
             pytest.raises(ReplayError, match=f"ends at offset {skip + rows}, and not at 20"),
         ):
-            _write_rows(*most, path, skip)
+            _write_rows(options, producer, rate, piece, path, skip)
     with pytest.raises(KafkaError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
-        _write_rows(*most, path, 7)
+        _write_rows(options, producer, rate, piece, path, 7)
     run(cluster, tmp_path, {archived: target})
     assert in_topic(cluster, target) == in_topic(cluster, archived)
 
@@ -246,17 +247,12 @@ async def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id)
             topics=[list_offsets.ListOffsetsTopicResponse(name="t", partitions=[found])],
         )
 
-    async def main():
-        nonlocal broker
-        async with ScriptedBroker(answer) as broker:
-            client = ClusterClient([("127.0.0.1", broker.port)])
-            try:
-                return await _log_end(client, "t", 0, replica_id)
-            finally:
-                await client.close()
-
-    broker = None
-    assert await main() == 5
+    async with ScriptedBroker(answer) as broker:
+        client = ClusterClient([("127.0.0.1", broker.port)])
+        try:
+            assert await _log_end(client, "t", 0, replica_id) == 5
+        finally:
+            await client.close()
 
 
 def test_a_row_group_at_a_time_is_read(tmp_path):

@@ -1,5 +1,6 @@
 """The topics that a replay writes to: created as far as the brokers can, and checked before the first record."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_how_long_brokers_know_the_producer(idle_ms: int, expiration: tuple[str,
     assert warning is None if told is None else told in str(warning)
 
 
-def prepare(bootstrap: str, name: str, configs: dict[str, str | None], span: Span | None = None) -> list[str]:
+def prepare(bootstrap: str, name: str, configs: Mapping[str, str | None], span: Span | None = None) -> list[str]:
     """The warnings when a topic with these archived configs is prepared."""
     client = write_options({"kafka.bootstrap.servers": bootstrap}).producer.client
     told: list[str] = []
