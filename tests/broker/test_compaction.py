@@ -101,7 +101,7 @@ def processes(cluster: OneBroker) -> list[int]:
 
 async def test_a_table_keeps_its_newest_values_and_its_offsets_also_after_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path, **QUICK) as (cluster, client):
-        await client.create_topic("table", **TABLE)
+        await client.create_topic("table", 1, **TABLE)
         await write(client, 40)
         before = await read(client)
         found = await cleaned(cluster, client)
@@ -122,7 +122,7 @@ async def test_a_table_keeps_its_newest_values_and_its_offsets_also_after_a_rest
 async def test_a_killed_process_is_followed_by_another(tmp_path: Path) -> None:
     slow = {**QUICK, "log_cleaner_io_max_bytes_per_second": 100_000}
     async with running(tmp_path, **slow) as (cluster, client):
-        await client.create_topic("table", **TABLE)
+        await client.create_topic("table", 1, **TABLE)
         await write(client, 20)
         await log_of(cluster).flush()
         await until(lambda: processes(cluster) != [])
@@ -133,7 +133,7 @@ async def test_a_killed_process_is_followed_by_another(tmp_path: Path) -> None:
 
 async def test_the_rate_is_limited_and_changes_while_the_broker_runs(tmp_path: Path) -> None:
     async with running(tmp_path, **QUICK) as (cluster, client):
-        await client.create_topic("table", **TABLE)
+        await client.create_topic("table", 1, **TABLE)
         await write(client, 20)
         await cleaned(cluster, client)
         # A process is there; to start one takes longer than the rest.
@@ -148,7 +148,7 @@ async def test_the_rate_is_limited_and_changes_while_the_broker_runs(tmp_path: P
 async def test_lags_and_the_ratio_hold_records_back_until_they_change(tmp_path: Path) -> None:
     async with running(tmp_path, **QUICK) as (cluster, client):
         held_back = {**TABLE, "min_compaction_lag_ms": "3600000", "min_cleanable_dirty_ratio": "0.9"}
-        await client.create_topic("table", **held_back)
+        await client.create_topic("table", 1, **held_back)
         await write(client, 20)
         await log_of(cluster).flush()
         await asyncio.sleep(0.3)
