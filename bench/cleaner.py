@@ -19,7 +19,9 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -49,11 +51,13 @@ BATCH_BYTES = 16 * 1024
 MAP_BYTES = 128 * 1024 * 1024
 MB = 1024 * 1024
 
+T = TypeVar("T")
 
-def with_log(directory: Path, segment_bytes: int, scenario):
+
+def with_log(directory: Path, segment_bytes: int, scenario: Callable[[Log], Awaitable[T]]) -> T:
     """Runs `await scenario(log)` with the log of partition 0 in a data directory, which is then closed."""
 
-    async def run():
+    async def run() -> T:
         environment = SystemEnvironment()
         config = LogConfig(segment_bytes=segment_bytes, cleanup_policy=("compact",))
         manager = LogManager(

@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import orjson
 from playwright.sync_api import Browser, Page, Route, sync_playwright
@@ -65,9 +66,11 @@ def main() -> None:
     with sync_playwright() as playwright:
         for _ in range(given.rounds):
             for side, static in sides.items():
-                cockpit_server.STATIC = static
                 source = FixedSource(now_document(BROKERS))
-                with PageServer(source, encoded_map(head, cells)) as server:
+                with (
+                    patch.object(cockpit_server, "STATIC", static),
+                    PageServer(source, encoded_map(head, cells)) as server,
+                ):
                     browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
                     found[side].append(measure(browser, server, head["rows"]))
                     browser.close()

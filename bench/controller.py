@@ -29,6 +29,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -380,7 +381,7 @@ class Measurement:
             await asyncio.sleep(QUIET_SECONDS)
             await quiet(self._stubs.values())
             for stub in [*waiting]:
-                came = stub.decode(lambda stub=stub: is_told(stub))  # type: ignore[misc]  # mypy infers no default
+                came = stub.decode(partial(is_told, stub))
                 if came is not None:
                     last = max(last, came)
                     waiting.remove(stub)

@@ -57,9 +57,10 @@ class Side:
         address = cluster.addresses[0]
         self._pid = cluster.process(0).pid
         self.client = ClusterClient([address])
-        options = ProducerOptions(ClientOptions([address]), CompressionType.NONE)
+        at = ClientOptions((address,))
+        options = ProducerOptions(at, CompressionType.NONE)
         self._one = Producer(self.client, options, environment)
-        small = ProducerOptions(ClientOptions([address]), CompressionType.NONE, batch_size_bytes=1000)
+        small = ProducerOptions(at, CompressionType.NONE, batch_size_bytes=1000)
         self._many = Producer(self.client, small, environment)
 
     async def one_by_one(self, count: int) -> tuple[float, float]:

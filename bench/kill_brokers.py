@@ -33,6 +33,7 @@ PASSES = {"isr": [True], "no-wait": [False], "both": [True, False]}
 @contextlib.contextmanager
 def cluster(kind: str, directory: Path, min_insync_replicas: int) -> Iterator[Brokers]:
     properties = {"min.insync.replicas": min_insync_replicas}
+    running: contextlib.AbstractContextManager[Brokers]
     if kind == "klamm":
         running = KlammBrokers.running(directory, properties)
     else:

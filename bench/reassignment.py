@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,7 +163,7 @@ class Reassigned:
         )
 
     def throttles(self) -> dict[ConfigKey, str]:
-        entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in range(BROKERS)}
+        entities: dict[str, Sequence[str]] = {f"brokers/{broker}": BROKER_THROTTLES for broker in range(BROKERS)}
         entities |= {f"topics/{topic}": TOPIC_THROTTLES for topic in (MOVED, WRITTEN)}
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
         found = ClusterOptions(self.cluster.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))

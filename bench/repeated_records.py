@@ -50,7 +50,7 @@ BROKERS, REPLICAS, PARTITIONS = 5, 3, 8
 FLIPS = 5
 SHIFTS = (3, 1, 4, 0)
 TIMEOUT_S = 120.0
-PROPERTIES = {"min.insync.replicas": 2, "auto.leader.rebalance.enable": "false"}
+PROPERTIES: dict[str, str | int] = {"min.insync.replicas": 2, "auto.leader.rebalance.enable": "false"}
 
 
 @dataclass
@@ -126,13 +126,13 @@ class Moves:
 
     def _wait(self, shift: int) -> None:
         for (topic, partition), replicas in self.targets(shift).items():
-            self._brokers.until(
-                lambda topic=topic, partition=partition, replicas=replicas: (
-                    self._brokers.replicas(topic, partition) == replicas
-                    and sorted(self._brokers.isr(topic, partition)) == sorted(replicas)
-                ),
-                f"{topic}-{partition} is not on {replicas}",
-            )
+            is_moved = partial(self._is_moved, topic, partition, replicas)
+            self._brokers.until(is_moved, f"{topic}-{partition} is not on {replicas}")
+
+    def _is_moved(self, topic: str, partition: int, replicas: Sequence[int]) -> bool:
+        return self._brokers.replicas(topic, partition) == replicas and sorted(
+            self._brokers.isr(topic, partition)
+        ) == sorted(replicas)
 
     def run(self, schedule: Schedule, kinds: Sequence[Fault], moves: int) -> int:
         """Returns how many moves had no end."""

@@ -49,8 +49,8 @@ PAUSE_S = 0.2
 
 FOR_EVER = {"retention.ms": "-1"}
 
-Batches = Iterator[bytes]
-LOADS: dict[str, tuple[dict[str, str], int, Callable[[int], bytes]]] = {
+Batches = Iterator[bytes | bytearray]
+LOADS: dict[str, tuple[dict[str, str], int, Callable[[int], bytes | bytearray]]] = {
     "timestamps": (FOR_EVER, 5_000, lambda number: build_batch([Record(None, b"", FIRST_MS + number * APART_MS)])),
     "sizes": (
         FOR_EVER | {"segment.bytes": str(256 * 1024)},
@@ -150,7 +150,10 @@ def evict(directory: Path) -> None:
 
 def measure(program: Program, directory: Path, load: str, part: float) -> dict[str, float]:
     configs, count, batch = LOADS[load]
-    batches = lambda: map(batch, range(int(count * part)))  # noqa: E731  # short
+
+    def batches() -> Batches:
+        return map(batch, range(int(count * part)))
+
     data = directory / "data"
     program.start(data, ())
     pid, port = program.pid, int(program.bootstrap.rsplit(":", 1)[1])
@@ -243,8 +246,9 @@ def main() -> None:
             for side in sides:
                 with contextlib.ExitStack() as stack:
                     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="klamm-bench-")))
-                    options = {"properties": {"tickTime": 2000}, "options": ()}
-                    zookeeper = RealZooKeeper(kafka_jars(), directory / "zookeeper", **options)
+                    zookeeper = RealZooKeeper(
+                        kafka_jars(), directory / "zookeeper", properties={"tickTime": 2000}, options=()
+                    )
                     stack.callback(zookeeper.kill)
                     zookeeper.start()
                     program = PROGRAMS[side](directory / side, zookeeper)

@@ -125,7 +125,7 @@ class Bench:
             self.samples[side.name]["rss"].append(side.broker_rss_bytes() / MB)
 
     def _produce_and_consume(self, side: Side, topic: str, size: int, count: int, label: str) -> dict[str, float]:
-        values = {}
+        values: dict[str, float] = {}
         with fresh_topic(side, topic):
             values |= self._transfer(side, f"produce_{label}", topic, count, size)
             if size >= 1000 and self.brokers == 1:
@@ -145,7 +145,7 @@ class Bench:
         }
 
     def _roundtrips(self, side: Side, number: int) -> dict[str, float]:
-        values = {}
+        values: dict[str, float] = {}
         for transport in ("socket", "librdkafka"):
             self.step(f"one at a time ({transport}) {side.name}")
             with fresh_topic(side, f"bench-{transport}-{number}") as topic:
@@ -265,7 +265,7 @@ def results(bench: Bench) -> list[dict[str, Any]]:
     entries = []
     for key, title, unit, more_is_better, target in ROWS[bench.brokers]:
         medians = {name: statistics.median(samples[key]) for name, samples in bench.samples.items() if samples.get(key)}
-        entry = {"key": key, "title": title, "unit": unit, "medians": medians, "target": target}
+        entry: dict[str, Any] = {"key": key, "title": title, "unit": unit, "medians": medians, "target": target}
         entry["samples"] = {name: samples[key] for name, samples in bench.samples.items() if samples.get(key)}
         entry["more_is_better"] = more_is_better
         if Kafka.name in medians and Klamm.name in medians:

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sides
@@ -385,7 +385,7 @@ def main() -> None:
     if arguments.html:
         arguments.html.write_text(page(title, result.looks, result.growths, [*result.problems, *problems]))
     if arguments.json:
-        values = {"looks": result.looks, "growths": result.growths}
+        values: dict[str, Sequence[Look | Growth]] = {"looks": result.looks, "growths": result.growths}
         written = {name: [dataclasses.asdict(each) for each in found] for name, found in values.items()}
         arguments.json.write_text(json.dumps(written | {"problems": [*result.problems, *problems]}, indent=1) + "\n")
     sys.exit(1 if result.problems or problems else 0)

@@ -379,15 +379,16 @@ class Bench:
         with session(self._directory, os.cpu_count() or 1) as spark:
             for records in BATCH_RECORDS:
                 count = records * BATCHES
-                fill(side.bootstrap, f"batches-{records}", count, 100, "lz4")
-                place = {"bootstrap": side.bootstrap, "topic": f"batches-{records}", "batch_records": records}
+                topic = f"batches-{records}"
+                fill(side.bootstrap, topic, count, 100, "lz4")
+                place = {"bootstrap": side.bootstrap, "topic": topic, "batch_records": records}
                 # The first of all is forgotten: processes start, and Java has compiled nothing.
                 for round_ in range(self._rounds + 1):
                     for connector in CONNECTORS:
                         answer = spark.ask("stream", connector=connector, **place)
                         if round_:
                             self._note_batch(f"micro-batch of {records}", connector, side, answer, count)
-                delete_topic(side.bootstrap, place["topic"])
+                delete_topic(side.bootstrap, topic)
             for _ in range(self._rounds):
                 self._note_batch("micro-batch of no rows", "klamm", side, spark.ask("nothing_stream", batches=BATCHES))
 

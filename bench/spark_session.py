@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 from sides import ROOT
 
@@ -32,6 +33,8 @@ KLAMM = "klamm"
 TYPED_FIELDS = "id bigint, customer string, amount double"
 # So that the smaller topics are several files, too.
 ARCHIVE_OFFSETS_PER_FILE = 250_000
+
+Reader = TypeVar("Reader", DataFrameReader, DataStreamReader)
 
 
 class Nothing(DataSource):
@@ -156,7 +159,7 @@ class Session:
         """As many micro-batches of `Nothing`."""
         return self._run(self._spark.readStream.format("Nothing").option("batches", batches))
 
-    def _run(self, reader: Any) -> dict[str, float]:
+    def _run(self, reader: DataStreamReader) -> dict[str, float]:
         self._queries += 1
         start = time.perf_counter()
         frame = reader.load()
@@ -242,7 +245,7 @@ class Session:
         return frame.select(*columns) if columns else frame
 
     @staticmethod
-    def _reader(reader: Any, connector: str, bootstrap: str, topic: str) -> Any:
+    def _reader(reader: Reader, connector: str, bootstrap: str, topic: str) -> Reader:
         options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
         return reader.format(connector).options(**options)
 

@@ -173,7 +173,9 @@ def check(bootstrap: str, topic: str, expected: set[bytes]) -> None:
         "enable.partition.eof": True,
     })  # fmt: skip
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
-    found, ended, deadline = [], set(), time.monotonic() + TIMEOUT_SECONDS
+    found: list[bytes | None] = []
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while len(ended) < PARTITIONS:
         if time.monotonic() > deadline:
             raise SystemExit(f"{topic}: {len(found)} of {len(expected)} records, and no more in {TIMEOUT_SECONDS} s")

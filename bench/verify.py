@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def cpu_seconds(process: "subprocess.Popen[str]") -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def theirs(bootstrap: str, timeout_s: float = 600, cpu_s: list[float] | None = None) -> Iterator[str]:
+def theirs(bootstrap: str, timeout_s: float = 600, cpu_s: list[float] | None = None) -> Generator[str]:
     """The lines of Kafka's tool, which is killed when no more of them are wanted, or when its time is over: at a
     difference of offsets it wants to end and hangs in doing so."""
     command = java_command(

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from klamm.base.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ConfigResourceType, OpType
 from support.one_broker import Client, OneBroker, running, until
+from support.present import present
 
 pytestmark = pytest.mark.loop("uvloop")
 
@@ -43,13 +45,14 @@ async def read(client: Client) -> list[tuple[int, bytes, bytes]]:
     offset = 0
     while True:
         answer = await client.fetch("table", 0, offset, max_bytes=1 << 24)
-        headers = [header for _, header in iterate_batches(answer.records or b"", allow_partial_end=True)]
+        records = answer.records or b""
+        headers = [header for _, header in iterate_batches(records, allow_partial_end=True)]
         if not headers:
             return found
-        for position, header in iterate_batches(answer.records, allow_partial_end=True):
+        for position, header in iterate_batches(records, allow_partial_end=True):
             found += [
-                (record.offset, record.key, record.value.rstrip(b"."))
-                for record in decode_records(answer.records, position, header)
+                (record.offset, present(record.key), present(record.value).rstrip(b"."))
+                for record in decode_records(records, position, header)
                 if record.offset >= offset
             ]
         offset = headers[-1].next_offset
@@ -92,12 +95,13 @@ async def alter_topic(client: Client, **configs: str) -> None:
 
 
 def processes(cluster: OneBroker) -> list[int]:
+    assert isinstance(cluster.environment, SystemEnvironment)
     return [worker.pid for worker in cluster.environment._background if worker.pid is not None]
 
 
 async def test_a_table_keeps_its_newest_values_and_its_offsets_also_after_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path, **QUICK) as (cluster, client):
-        await client.create_topic("table", **TABLE)
+        await client.create_topic("table", 1, **TABLE)
         await write(client, 40)
         before = await read(client)
         found = await cleaned(cluster, client)
@@ -118,7 +122,7 @@ async def test_a_table_keeps_its_newest_values_and_its_offsets_also_after_a_rest
 async def test_a_killed_process_is_followed_by_another(tmp_path: Path) -> None:
     slow = {**QUICK, "log_cleaner_io_max_bytes_per_second": 100_000}
     async with running(tmp_path, **slow) as (cluster, client):
-        await client.create_topic("table", **TABLE)
+        await client.create_topic("table", 1, **TABLE)
         await write(client, 20)
         await log_of(cluster).flush()
         await until(lambda: processes(cluster) != [])
@@ -129,7 +133,7 @@ async def test_a_killed_process_is_followed_by_another(tmp_path: Path) -> None:
 
 async def test_the_rate_is_limited_and_changes_while_the_broker_runs(tmp_path: Path) -> None:
     async with running(tmp_path, **QUICK) as (cluster, client):
-        await client.create_topic("table", **TABLE)
+        await client.create_topic("table", 1, **TABLE)
         await write(client, 20)
         await cleaned(cluster, client)
         # A process is there; to start one takes longer than the rest.
@@ -144,7 +148,7 @@ async def test_the_rate_is_limited_and_changes_while_the_broker_runs(tmp_path: P
 async def test_lags_and_the_ratio_hold_records_back_until_they_change(tmp_path: Path) -> None:
     async with running(tmp_path, **QUICK) as (cluster, client):
         held_back = {**TABLE, "min_compaction_lag_ms": "3600000", "min_cleanable_dirty_ratio": "0.9"}
-        await client.create_topic("table", **held_back)
+        await client.create_topic("table", 1, **held_back)
         await write(client, 20)
         await log_of(cluster).flush()
         await asyncio.sleep(0.3)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from klamm.base.environment import SystemEnvironment
-from klamm.broker.requests.security import Client as Principal
 from klamm.broker.requests.security import Operation
 from klamm.broker.start.broker import Broker
 from klamm.protocol import messages
@@ -26,7 +25,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
-from klamm.protocol.vocabulary import ResourceType
+from support.authorizing import Allows
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, OneBroker, batch, running, until, values
 
@@ -347,21 +346,11 @@ async def test_a_follower_sees_the_end_of_the_log_and_consumers_what_is_replicat
         assert await end_of_epoch(client, 0, 1) == (NONE, 0, 0)
 
 
-class BrokersOnly:
-    """Allows what brokers do among themselves, and clients to write; what is `denied` cannot be read."""
-
-    denied = ""
-
-    def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        return not self.denied or operation is Operation.CLUSTER_ACTION
-
-
 async def test_brokers_need_no_rights_on_topics(tmp_path: Path) -> None:
-
-    authorizer = BrokersOnly()
+    authorizer = Allows()
     async with running(tmp_path, authorizer=authorizer) as (cluster, client):
         await with_follower(cluster, client)
-        authorizer.denied = "t"
+        authorizer.rule = lambda operation, resource_type, name: operation is Operation.CLUSTER_ACTION
         assert values((await fetch_as(client, 1, 0)).records) == [b"a", b"b", b"c"]
         assert await end_of_epoch(client, 1, 1) == (NONE, 1, 3)
         assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED

@@ -20,6 +20,7 @@ from klamm.protocol.vocabulary import NO_LEADER
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.keeper_exceptions import ConnectionLoss, SessionExpired
+from klamm.zookeeper.messages import Stat
 from klamm.zookeeper.server import sessions
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.metrics import Values
@@ -76,11 +77,18 @@ class Behind(OneBroker):
     async def registered(self) -> int:
         """Waits for the broker's znode; returns the session that owns it."""
         while True:
-            there = asyncio.Event()
-            stat = await self.zk.exists("/brokers/ids/0", lambda event, there=there: there.set())
+            stat, changed = await self._looked()
             if stat is not None:
                 return stat.ephemeral_owner
-            await there.wait()
+            await changed.wait()
+
+    async def _looked(self) -> tuple[Stat | None, asyncio.Event]:
+        """The broker's znode, and what is set when it changes."""
+        changed = asyncio.Event()
+        return await self.zk.exists("/brokers/ids/0", lambda _: changed.set()), changed
+
+    async def has_controller_epoch(self, epoch: int) -> None:
+        await until(lambda: self.controller_epoch == epoch)
 
     async def read_json(self, path: str) -> Any:
         return json.loads((await self.zk.get(path))[0])
@@ -297,7 +305,7 @@ async def test_an_expired_session_is_followed_by_another(tmp_path: Path) -> None
             broker_epoch = cluster.broker_epoch
             await cluster.expire_session()
             # It is the controller again, and has told itself so.
-            await until(lambda epoch=epoch: cluster.controller_epoch == epoch)
+            await cluster.has_controller_epoch(epoch)
             assert cluster.broker_epoch > broker_epoch
             # Nobody else could lead; the new registration might have been that of a broker that has lost something.
             await cluster.wait_until_told()

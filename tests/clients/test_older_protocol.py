@@ -9,7 +9,7 @@ from support.durability.brokers import Brokers, KlammBrokers
 from support.durability.kills import TOPIC, Report, Run
 
 PARTITIONS = 4
-OLD = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 1500}
+OLD: dict[str, str | int] = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 1500}
 # Leaders notice a paused broker long before its session ends.
 LONG_SESSION = {"zookeeper.session.timeout.ms": 6_000}
 

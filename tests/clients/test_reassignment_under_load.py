@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_partitions_move_round_the_cluster_under_load() -> None:
             # To all others, to some others, and into another order.
             for targets in (ring(0), ring(3), ring(2), backwards):
                 alter(admin, dict(targets))
-                cluster.until(lambda targets=targets: has_moved(cluster, targets))
+                cluster.until(partial(has_moved, cluster, targets))
             assert under_way(admin) == {}
         cluster.until(lambda: are_only_hosts(cluster, backwards))
         load.finish()
@@ -153,7 +154,7 @@ def plan(directory: Path, name: str, first: int) -> Path:
 
 
 def throttles(cluster: Cluster) -> dict[ConfigKey, str]:
-    entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in cluster.broker_ids}
+    entities: dict[str, Sequence[str]] = {f"brokers/{broker}": BROKER_THROTTLES for broker in cluster.broker_ids}
     entities[f"topics/{TOPIC}"] = TOPIC_THROTTLES
     keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
     found = ClusterOptions(cluster.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from klamm.testing import Cluster
 from support import oracles
@@ -29,10 +29,11 @@ def create_anew(cluster: Cluster) -> None:
 
 
 def test_librdkafka(cluster: Cluster) -> None:
-    errors, offsets = [], []
+    errors: list[KafkaError | None] = []
+    offsets: list[int | None] = []
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True})
 
-    def delivered(error: object, message: object) -> None:
+    def delivered(error: KafkaError | None, message: Message) -> None:
         errors.append(error)
         offsets.append(message.offset())
 

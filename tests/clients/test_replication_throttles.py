@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ SIDES = {
 }
 
 
-def ask(cluster: Cluster, request: Callable[[ClusterClient], Awaitable[Mapping[object, object]]]) -> None:
+def ask(cluster: Cluster, request: Callable[[ClusterClient], Awaitable[Mapping[Any, object]]]) -> None:
     """One request of an administrator, which must not fail."""
 
     async def run() -> None:

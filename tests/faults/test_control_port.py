@@ -28,7 +28,7 @@ async def no_wait() -> None:
     pass
 
 
-class Owner:
+class Owner(control_port.Owner):
     def __init__(self) -> None:
         self.done: list[tuple[Server, str]] = []
         self.before_end: Callable[[], Awaitable[object]] = no_wait

@@ -131,7 +131,11 @@ def clean_copy(directory: Path, first_dirty_offset: int, kernel_type) -> list[tu
 def kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> RealKafka:
     """A broker that does not clean yet."""
     chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
-    properties = {"log.cleaner.enable": "false", "zookeeper.session.timeout.ms": 2000, "log.cleaner.backoff.ms": 200}
+    properties: dict[str, str | int] = {
+        "log.cleaner.enable": "false",
+        "zookeeper.session.timeout.ms": 2000,
+        "log.cleaner.backoff.ms": 200,
+    }
     server = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))
     server.start()
     admin = AdminClient({"bootstrap.servers": server.bootstrap})

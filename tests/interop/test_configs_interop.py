@@ -3,7 +3,7 @@ Kafka's own ConfigCommand; and both programs in one cluster, where each acts on 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ Entry = tuple[str, str | None]
 # What both programs are asked, one after another: IncrementalAlterConfigs or AlterConfigs. Left out is where Kafka
 # answers UNKNOWN_SERVER_ERROR (null in AlterConfigs, lists of unknown keys), and where it adds an empty element to an
 # empty list.
-ALTERATIONS: list[tuple[int, str, list[Change] | list[Entry]]] = [
+ALTERATIONS: list[tuple[int, str, Sequence[Change] | Sequence[Entry]]] = [
     (TOPIC, "t", [("retention.ms", SET, "12345"), ("cleanup.policy", APPEND, "delete")]),
     (TOPIC, "t", [("cleanup.policy", SUBTRACT, "delete"), ("segment.bytes", SET, "5000")]),
     (TOPIC, "t", [("cleanup.policy", APPEND, "compact"), ("segment.bytes", DELETE, None)]),
@@ -82,7 +82,9 @@ async def create_topics(client: Client, *names: str) -> None:
         assert answer.error_code == ErrorCode.NONE
 
 
-async def alter(client: Client, kind: int, name: str, entries: list[Change] | list[Entry], validate_only: bool) -> int:
+async def alter(
+    client: Client, kind: int, name: str, entries: Sequence[Change] | Sequence[Entry], validate_only: bool
+) -> int:
     key = ApiKey.INCREMENTAL_ALTER_CONFIGS if len(entries[0]) == 3 else ApiKey.ALTER_CONFIGS
     request = messages.request_class(key).AlterConfigsResource
     fields = ("name", "config_operation", "value") if len(entries[0]) == 3 else ("name", "value")

@@ -18,14 +18,14 @@ from klamm.config.topic import TopicConfig
 from klamm.znodes.configs import encode_config
 from support.oracles import RealKafka, RealZooKeeper
 
-PROPERTIES = {
+PROPERTIES: dict[str, str | int] = {
     "log.retention.minutes": 30,
     "log.roll.hours": 2,
     "log.flush.scheduler.interval.ms": 3000,
     "log.cleanup.policy": "compact, delete",
     "log.cleaner.io.max.bytes.per.second": "1.5e8",
     "message.max.bytes": 2000000,
-    "inter.broker.protocol.version": 2.8,
+    "inter.broker.protocol.version": "2.8",
     "listener.name.plaintext.max.connections": 77,
     "listener.name.plaintext.scram-sha-256.sasl.jaas.config": "secret",
     "ssl.keystore.password": "secret",

@@ -1,6 +1,7 @@
 """A broker's session is ended on demand in Apache ZooKeeper, on one server and in an ensemble."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ from support.oracles import RealEnsemble, RealZooKeeper
 TIMES = 5
 
 
+def _has_registered(cluster: Cluster, times: int) -> bool:
+    return len(cluster.history.of(BrokerRegistered)) > times
+
+
 def _expire_again_and_again(zookeeper: str, helper: Helper) -> None:
     with Cluster(1, zookeeper=zookeeper, zookeeper_session_timeout_ms=30_000, helper=helper) as c:
         for times in range(1, TIMES + 1):
             c.expire_session(0)
-            c.until(lambda times=times: len(c.history.of(BrokerRegistered)) > times)
+            c.until(partial(_has_registered, c, times))
         epochs = [entry.broker_epoch for entry in c.history.of(BrokerRegistered)]
         assert epochs == sorted(set(epochs))
         c.create_topic("t")

@@ -99,7 +99,7 @@ def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, tmp_path: Path, running: Callable[[Any], Any], order: str
 ) -> None:
     chroot = uuid.uuid4().hex
-    properties = {
+    properties: dict[str, str | int] = {
         "log.dirs": f"{tmp_path}/one,{tmp_path}/two",
         "log.segment.bytes": 500_000,
         "file.delete.delay.ms": 1_000,

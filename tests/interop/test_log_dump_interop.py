@@ -59,7 +59,7 @@ def test_a_directory_of_a_killed_kafka(
     )
     kafka.start()
     servers = {"bootstrap.servers": kafka.bootstrap}
-    admin = AdminClient(servers)
+    admin = AdminClient({**servers})
     admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         producer = Producer({**servers, "compression.type": codec, "linger.ms": 1, "enable.idempotence": True})

@@ -4,8 +4,9 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Producer
@@ -36,13 +37,20 @@ CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
 NOW_MS = int(time.time() * 1000)
 DAY_MS = 86_400_000
 
+T = TypeVar("T")
 
-def run_with_logs(directory: Path, meta: MetaProperties, scenario, config: LogConfig = CONFIG):
+
+def run_with_logs(
+    directory: Path,
+    meta: MetaProperties,
+    scenario: Callable[[LogManager], Awaitable[T]],
+    config: LogConfig = CONFIG,
+) -> T:
     """Runs `await scenario(manager)` between loading and stopping."""
 
-    async def run():
+    async def run() -> T:
         environment = SystemEnvironment()
-        failures = []
+        failures: list[BaseException] = []
         manager = LogManager(
             environment,
             [str(directory)],
@@ -75,10 +83,10 @@ def fill(log: Log, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
         ]
         header: dict[str, Any] = {}
         if i % 3 == 1:
-            header: dict[str, Any] = {"producer_id": 4000, "producer_epoch": 2, "base_sequence": sequence}
+            header = {"producer_id": 4000, "producer_epoch": 2, "base_sequence": sequence}
             sequence += len(records)
         elif i % 3 == 2:
-            header: dict[str, Any] = {
+            header = {
                 "producer_id": 5000 + i,
                 "producer_epoch": 0,
                 "base_sequence": 0,
@@ -101,7 +109,7 @@ def fill(log: Log, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
 
 def fence_and_leave_open(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     """A transaction that a marker of the next producer epoch aborts, one that stays open, and a record behind it."""
-    written = []
+    written: list[tuple[int, bytes | None, bytes | None]] = []
 
     def write(value: bytes, **header: Any) -> None:
         batch = build_batch([Record(None, value, NOW_MS)], **header)
@@ -123,7 +131,7 @@ def fence_and_leave_open(log: Log) -> list[tuple[int, bytes | None, bytes | None
 def write_as_producers(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
     """Batches of producer 6000, of producer 6001, whose last one is so old that Kafka takes it for expired, and of
     producer 6002, which has expired in klamm, too."""
-    written = []
+    written: list[tuple[int, bytes | None, bytes | None]] = []
     for producer, sequence, days_ago in (
         (6000, 0, 0),
         (6000, 1, 0),
@@ -223,7 +231,7 @@ def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path
 @pytest.fixture
 def own_kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> RealKafka:
     """A broker whose directory a test may open when the broker is down; small segments."""
-    properties = {
+    properties: dict[str, str | int] = {
         "log.segment.bytes": 5_000,
         "log.index.interval.bytes": 500,
         "auto.create.topics.enable": "false",

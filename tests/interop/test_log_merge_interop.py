@@ -95,7 +95,7 @@ def test_the_story_of_a_partition_as_kafka_has_logged_it(
     kafka_jars: Path,
     real_zookeeper,
     tmp_path: Path,
-    running: Callable[[RealKafka], RealKafka],
+    running: Callable[[LoggingKafka], LoggingKafka],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"

@@ -7,7 +7,7 @@ field's place, its type, its name nor its default can differ from Kafka's. One J
 import base64
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ NAMES_OF_2_8 = OTHER_NAMES | {
     "ElectLeadersRequest.topicPartitions.partitions": "partitionId",
 }
 NAMES_OF_4_4 = OTHER_NAMES | {"TxnOffsetCommitRequest.generationId": "generationIdOrMemberEpoch"}
-Names = dict[str, str | None]
+Names = Mapping[str, str | None]
 
 # Where klamm has another default than Kafka, which has 0, an empty array or text, or no records.
 OWN_DEFAULTS = {
@@ -263,8 +263,9 @@ def filled(struct_class: type[Struct], version: int) -> Any:
     """A message in which nothing was set, with one such element in each array of structs."""
     message = empty(struct_class)
     for field in fields_of(struct_class):
-        holds_structs = field.is_array and not isinstance(field.kind, str)
-        if holds_structs and version in field.versions and getattr(message, field.name) is not None:
+        if not field.is_array or isinstance(field.kind, str):
+            continue
+        if version in field.versions and getattr(message, field.name) is not None:
             setattr(message, field.name, [filled(field.kind, version)])
     return message
 
@@ -284,7 +285,7 @@ def compare_defaults(kafka: Kafka) -> None:
     names = dict.fromkeys(OWN_DEFAULTS)
     for what, (body, theirs) in zip(whats, kafka.makes(whats), strict=True):
         message = filled(message_class(what.key, what.kind), what.version)
-        ours = told(message, what.version, kafka.names | names)
+        ours = told(message, what.version, {**kafka.names, **names})
         without(theirs, what, kafka.names)
         assert theirs == ours, what
         read = decoded(what, body)

@@ -127,7 +127,7 @@ def work(bootstrap: str) -> None:
     """A topic with a replica on each broker, a transaction, and a group that reads it and commits."""
     client = {"bootstrap.servers": bootstrap}
     topic = NewTopic(TOPIC, 2, replica_assignment=[[0, 1], [1, 0]], config={"flush.messages": "1"})
-    admin = AdminClient(client)
+    admin = AdminClient({**client})
     [created] = admin.create_topics([topic]).values()
     created.result(30)
     producer = Producer(client | {"transactional.id": "x"})

@@ -7,7 +7,7 @@ import pytest
 from support.durability.brokers import ProcessBrokers
 from support.durability.kills import TOPIC, Run
 
-PROPERTIES = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 3000}
+PROPERTIES: dict[str, str | int] = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 3000}
 PARTITIONS = 4
 
 

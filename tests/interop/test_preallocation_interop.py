@@ -12,7 +12,11 @@ from support.clusters import KlammBroker, forget_dead_broker
 from support.oracles import RealKafka, RealZooKeeper
 
 SEGMENT_BYTES = 1 << 20
-PROPERTIES = {"log.preallocate": "true", "log.segment.bytes": SEGMENT_BYTES, "zookeeper.session.timeout.ms": 4000}
+PROPERTIES: dict[str, str | int] = {
+    "log.preallocate": "true",
+    "log.segment.bytes": SEGMENT_BYTES,
+    "zookeeper.session.timeout.ms": 4000,
+}
 
 
 def write(bootstrap: str, topic: str, *values: bytes) -> None:

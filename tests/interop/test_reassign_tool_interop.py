@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class KafkaCluster:
 
     def throttles(self, topic: str) -> dict[str, str]:
         """What is set, with the topic's entity as `topic`."""
-        entities = {f"brokers/{broker}": BROKER_THROTTLES for broker in BROKERS}
+        entities: dict[str, Sequence[str]] = {f"brokers/{broker}": BROKER_THROTTLES for broker in BROKERS}
         entities[f"topics/{topic}"] = TOPIC_THROTTLES
         keys = [ConfigKey(entity, name) for entity, names in entities.items() for name in names]
         found = ClusterOptions(self.bootstrap).call(lambda client: BrokerAccess(client).read_configs(keys))
@@ -91,6 +91,16 @@ class KafkaCluster:
             assert time.monotonic() < deadline_s
             time.sleep(0.2)
 
+    def until_throttled(self, topic: str) -> dict[str, str]:
+        self.until(lambda: len(self.throttles(topic)) == 8)
+        return self.throttles(topic)
+
+    def until_not_throttled(self, topic: str) -> None:
+        self.until(lambda: self.throttles(topic) == {})
+
+    def until_moved(self, topic: str, replicas: list[list[int]]) -> None:
+        self.until(lambda: self.replicas(topic) == replicas)
+
 
 @pytest.fixture(scope="module")
 def kafka28(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
@@ -101,7 +111,10 @@ def kafka28(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         zookeeper.start()
         for broker_id in BROKERS:
             own = directory / str(broker_id)
-            properties = {"log.dirs": f"{own}/data,{own}/other", "replica.fetch.max.bytes": 20_000}
+            properties: dict[str, str | int] = {
+                "log.dirs": f"{own}/data,{own}/other",
+                "replica.fetch.max.bytes": 20_000,
+            }
             brokers.append(RealKafka(kafka_jars, own, zookeeper.connect, broker_id=broker_id, properties=properties))
         for broker in brokers:
             broker.launch()
@@ -117,7 +130,7 @@ def kafka28(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def kafka4(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     directory = tmp_path_factory.mktemp("kafka-4")
-    of_broker = {
+    of_broker: dict[int, dict[str, str | int]] = {
         broker: {"log.dirs": f"{directory}/{broker}/data,{directory}/{broker}/other", "replica.fetch.max.bytes": 20_000}
         for broker in BROKERS
     }
@@ -167,9 +180,8 @@ def test_execute_sets_prints_and_moves_what_kafkas_tool_does(cluster: KafkaClust
         else:
             lines = cluster.klamm("execute", *options, "--no-wait", "--yes")
         printed.append(renamed(lines, topic))
-        cluster.until(lambda topic=topic: len(cluster.throttles(topic)) == 8)
-        throttles.append(cluster.throttles(topic))
-        cluster.until(lambda topic=topic: cluster.replicas(topic) == [[2, 3], [3, 2], [1, 2]])
+        throttles.append(cluster.until_throttled(topic))
+        cluster.until_moved(topic, [[2, 3], [3, 2], [1, 2]])
         if topic == "by-kafka":
             cluster.until(lambda: not any("in progress" in line for line in cluster.klamm("list")[1:]))
             verified = cluster.kafka("--verify", "--reassignment-json-file", wanted, "--preserve-throttles")
@@ -180,7 +192,7 @@ def test_execute_sets_prints_and_moves_what_kafkas_tool_does(cluster: KafkaClust
             ]
         else:
             cluster.klamm("verify", "--reassignment-json-file", wanted)
-        cluster.until(lambda topic=topic: cluster.throttles(topic) == {})
+        cluster.until_not_throttled(topic)
     # Kafka's tool moves the reordered partition too, and does not say less about it.
     assert printed[1] == printed[0]
     assert throttles[1] == throttles[0]
@@ -350,12 +362,11 @@ def test_through_zookeeper_as_kafkas_tool(kafka28: KafkaCluster, tmp_path: Path)
         else:
             lines = kafka28.klamm("execute", *options, "--no-wait", "--yes")
         printed.append(renamed(lines, topic))
-        kafka28.until(lambda topic=topic: len(kafka28.throttles(topic)) == 8)
-        throttles.append(kafka28.throttles(topic))
-        kafka28.until(lambda topic=topic: kafka28.replicas(topic) == [[2, 3], [3, 1]])
-        kafka28.until(lambda wanted=wanted: kafka28.kafka("--list") == ["No partition reassignments found."])
+        throttles.append(kafka28.until_throttled(topic))
+        kafka28.until_moved(topic, [[2, 3], [3, 1]])
+        kafka28.until(lambda: kafka28.kafka("--list") == ["No partition reassignments found."])
         kafka28.klamm("verify", "--reassignment-json-file", wanted, *at)
-        kafka28.until(lambda topic=topic: kafka28.throttles(topic) == {})
+        kafka28.until_not_throttled(topic)
     assert printed[0] == printed[1]
     assert throttles[0] == throttles[1]
 

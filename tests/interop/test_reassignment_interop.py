@@ -3,6 +3,7 @@ brokers and between the log directories of a broker."""
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,8 @@ def test_execute_and_verify_through_zookeeper(cluster: Cluster, kafka_jars: Path
     for targets in ({"p0": [2, 3], "p1": [3, 0]}, {"p0": [0, 1]}):
         wanted = plan(tmp_path, **targets)
         assert "Successfully started partition reassignment" in tool("--execute", "--reassignment-json-file", wanted)
-        cluster.until(
-            lambda targets=targets: all(has(cluster, int(name[1:]), target) for name, target in targets.items())
-        )
+        for name, target in targets.items():
+            cluster.until(partial(has, cluster, int(name[1:]), target))
         verified = tool("--verify", "--reassignment-json-file", wanted)
         assert verified.count("is complete.") == len(targets), verified
 

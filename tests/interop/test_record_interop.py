@@ -25,7 +25,7 @@ from support.oracles import RealKafka, RealZooKeeper
 from support.processes import ManagedProcess
 
 FIRST, SECOND = 1, 2
-PROPERTIES = {"zookeeper.session.timeout.ms": 6_000, "auto.leader.rebalance.enable": "false"}
+PROPERTIES: dict[str, str | int] = {"zookeeper.session.timeout.ms": 6_000, "auto.leader.rebalance.enable": "false"}
 
 
 @dataclass

@@ -12,7 +12,7 @@ from klamm.spark.pipelines.archive import archive
 from klamm.spark.pipelines.replay import replay
 from klamm.testing.cluster import Cluster
 from support.oracles import RealKraft
-from support.spark.archiving import OneProcess, in_topic
+from support.spark.archiving import in_topic, one_process
 from support.spark.producing import numbered, produce
 
 pytestmark = pytest.mark.long
@@ -26,12 +26,12 @@ def test_from_a_klamm_cluster_to_kafka_4(real_kraft: RealKraft, tmp_path: Path) 
         cluster.create_topic("writable")
         produce(cluster.bootstrap, "writable", [*numbered(100), *tomorrow])
         options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": "writable"}
-        archive(OneProcess(), str(tmp_path / "archive"), options, offsets_per_file=30)
+        archive(one_process(), str(tmp_path / "archive"), options, offsets_per_file=30)
         expected = in_topic(cluster, "writable")
     target = {"kafka.bootstrap.servers": real_kraft.bootstrap}
     told: list[str] = []
     done = replay(
-        OneProcess(),  # type: ignore[arg-type]
+        one_process(),
         str(tmp_path / "archive"),
         str(tmp_path / "output"),
         target,
@@ -45,7 +45,7 @@ def test_from_a_klamm_cluster_to_kafka_4(real_kraft: RealKraft, tmp_path: Path) 
         future.result()
     with pytest.raises(OptionError, match=r"message\.timestamp\.after\.max\.ms=3600000: the youngest record"):
         replay(
-            OneProcess(),  # type: ignore[arg-type]
+            one_process(),
             str(tmp_path / "archive"),
             str(tmp_path / "other"),
             target,

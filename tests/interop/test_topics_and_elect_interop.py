@@ -85,7 +85,7 @@ def kafka3(
     """Three brokers of Kafka 2.8.2 in two racks. A broker that is silent counts as live for a minute."""
     connect = f"{real_zookeeper.connect}/topics-and-elect"
     directory = tmp_path_factory.mktemp("kafka3")
-    properties = {
+    properties: dict[str, str | int] = {
         "zookeeper.session.timeout.ms": 60_000,
         "auto.leader.rebalance.enable": "false",
         "offsets.topic.num.partitions": 1,
@@ -116,7 +116,7 @@ def kafka3(
 def kraft3(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """Three brokers of Kafka 4.3 in two racks. A broker that is silent counts as live for nine seconds."""
     racks = {number: {"broker.rack": rack} for number, rack in RACKS.items()}
-    properties = {"auto.leader.rebalance.enable": "false", "offsets.topic.num.partitions": 1}
+    properties: dict[str, str | int] = {"auto.leader.rebalance.enable": "false", "offsets.topic.num.partitions": 1}
     directory = tmp_path_factory.mktemp("kraft3")
     cluster = RealKraft(kafka4_jars, directory, size=3, properties=properties, of_broker=racks)
     try:

@@ -38,6 +38,7 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, READ_COMMITTED, TopicPartition
+from support.present import present
 
 PARTITIONS = 2
 COMMITTED = ConsumerOptions(isolation_level=READ_COMMITTED, auto_offset_reset=OffsetReset.EARLIEST)
@@ -139,7 +140,7 @@ async def test_what_is_committed_is_read_and_nothing_else(bootstrap: str, topic:
         while len(ours) < len(expected) + 1:
             ours += [record.value for record in await consumer.poll(1_000)]
         await consumer.close()
-        assert sorted(ours) == sorted([*expected, b"last"])  # type: ignore[type-var]
+        assert sorted(map(present, ours)) == sorted([*expected, b"last"])
     assert read_committed(bootstrap, topic) == sorted([*expected, b"last"])
 
 
@@ -189,8 +190,7 @@ async def test_a_prepared_transaction_is_ended_once_by_another_client(bootstrap:
             await producer.init()
             producer.begin()
             await write(producer, topic, name.encode())
-            prepared[name] = await producer.prepare()
-            assert isinstance(prepared[name], PreparedTransaction)
+            prepared[name] = present(await producer.prepare())
             await producer.close()
     async with cluster(bootstrap) as (client, new_producer):
         for _ in range(2):
@@ -216,13 +216,13 @@ async def test_a_producer_continues_after_it_has_ended_its_prepared_transaction(
         for number in range(4):
             producer.begin()
             await write(producer, topic, b"%d" % number)
-            old.append(await producer.prepare())
+            old.append(present(await producer.prepare()))
             await (producer.abort() if number % 2 else producer.commit())
         producer.begin()
         await write(producer, topic, b"open")
         for prepared in old:
             with pytest.raises(TransactionGone):
-                await end_prepared(client, prepared, commit=True)  # type: ignore[arg-type]
+                await end_prepared(client, prepared, commit=True)
         await producer.commit()
     assert read_committed(bootstrap, topic) == [b"0", b"2", b"open"]
 

@@ -41,9 +41,8 @@ class Tool:
 
     def ours(self, command: str, *arguments: str, code: int = 0) -> str:
         assert run(["transactions", command, "--bootstrap-server", self.bootstrap, *arguments]) == code
-        self.errors = self._capsys.readouterr()
-        text, self.errors = self.errors.out, self.errors.err
-        return str(text)
+        text, self.errors = self._capsys.readouterr()
+        return text
 
     def values(self, command: str, *arguments: str, code: int = 0) -> Any:
         return json.loads(self.ours(command, *arguments, "--json", code=code))
@@ -57,7 +56,7 @@ def tool(request: pytest.FixtureRequest, kafka4_jars: Path, capsys: pytest.Captu
     return Tool(request.getfixturevalue(request.param).bootstrap, kafka4_jars, capsys)
 
 
-SERVERS = ["real_kraft", pytest.param("klamm_cluster", marks=pytest.mark.long)]
+SERVERS = ["klamm_cluster", pytest.param("real_kraft", marks=pytest.mark.long)]
 WITH_LISTS = pytest.mark.parametrize("tool", SERVERS, indirect=True)
 ALL = pytest.mark.parametrize("tool", ["real_kafka", *SERVERS], indirect=True)
 

@@ -35,11 +35,17 @@ async def connected_store(connect: str) -> AsyncIterator[KafkaZooKeeper]:
         environment.close()
 
 
+async def watched(client: ZooKeeperClient, path: str) -> tuple[bool, asyncio.Event]:
+    """Whether the znode exists, and what is set when that may have changed."""
+    changed = asyncio.Event()
+    return await client.exists(path, lambda _: changed.set()) is not None, changed
+
+
 async def gone(client: ZooKeeperClient, path: str) -> None:
     """Returns when the znode does not exist."""
     while True:
-        changed = asyncio.Event()
-        if await client.exists(path, lambda _, changed=changed: changed.set()) is None:  # type: ignore[misc]
+        exists, changed = await watched(client, path)
+        if not exists:
             return
         await changed.wait()
 
@@ -47,8 +53,8 @@ async def gone(client: ZooKeeperClient, path: str) -> None:
 async def there(client: ZooKeeperClient, path: str) -> None:
     """Returns when the znode exists."""
     while True:
-        changed = asyncio.Event()
-        if await client.exists(path, lambda _, changed=changed: changed.set()) is not None:  # type: ignore[misc]
+        exists, changed = await watched(client, path)
+        if exists:
             return
         await changed.wait()
 
@@ -103,7 +109,7 @@ async def test_we_read_what_kafka_writes_and_would_write_the_same(
             await there(store.client, topics.partition_state_path("theirs", partition))
         states = await store.partition_states([("theirs", 0), ("theirs", 1), ("theirs", 2), ("absent", 0)])
         assert states == {("theirs", number): LeaderAndIsr(0, 0, (0,), epoch) for number in range(3)}
-        assert same(states["theirs", 0].encode(), await data(topics.partition_state_path("theirs", 0)))
+        assert same(LeaderAndIsr(0, 0, (0,), epoch).encode(), await data(topics.partition_state_path("theirs", 0)))
 
         config = (await store.topic_configs(["theirs"]))["theirs"]
         assert config == {"retention.ms": "12345", "cleanup.policy": "compact,delete"}

@@ -108,7 +108,8 @@ class EmbeddedCluster:
             server.clear()
 
     def get_logs(self) -> list[str]:
-        return [server.zookeeper.process.tail() for server in self.servers if server.running]
+        processes = [server.zookeeper.process for server in self.servers if server.running]
+        return [process.tail() for process in processes if process is not None]
 
 
 CLUSTER = EmbeddedCluster()

@@ -28,7 +28,7 @@ class Normal:
 
     def __init__(self, root: str, clients: list[WireClient]) -> None:
         self.root = root
-        self.owners = {client.session.session_id: f"session {index}" for index, client in enumerate(clients)}
+        self.owners = {client.session.session_id: -1 - index for index, client in enumerate(clients)}
         self.zxids: dict[int, None] = {}
 
     def note(self, answer: Any) -> None:

@@ -4,13 +4,22 @@ import asyncio
 
 import pytest
 
-from klamm.net.connection_quotas import MAX_WAITING, Acceptor, ConnectionLimits, ConnectionQuotas, QuotaSettings
+from klamm.net.connection_quotas import (
+    MAX_WAITING,
+    Acceptor,
+    ConnectionLimits,
+    ConnectionQuotas,
+    Quotaed,
+    QuotaSettings,
+)
 
 pytestmark = pytest.mark.loop("virtual")
 
 
-class Peer:
+class Peer(Quotaed):
     """A connection that notes what becomes of it."""
+
+    is_answering = False
 
     def __init__(self, host: str = "h", last_active_s: float = 0.0, is_answering: bool = False) -> None:
         self.peer_host = host

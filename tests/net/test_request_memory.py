@@ -11,7 +11,7 @@ import pytest
 from klamm.net.connection_quotas import ConnectionQuotas
 from klamm.net.exchange import Answer, AnswerOnly, Exchange, Response
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
-from klamm.net.request_memory import Part, RequestMemory
+from klamm.net.request_memory import Part, RequestMemory, Sender
 from klamm.net.request_queue import RequestQueue
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import SocketServer
@@ -23,13 +23,14 @@ MB = 1024 * 1024
 KB = 1024
 
 
-class Client:
+class Client(Sender):
     """A connection whose client has sent this much of its request."""
+
+    received_bytes = 0
+    is_held_up = False
 
     def __init__(self, part: Part) -> None:
         self.part = part
-        self.received_bytes = 0
-        self.is_held_up = False
         self.granted = 0
         self.reasons: list[str] = []
 

@@ -4,15 +4,17 @@ import asyncio
 
 import pytest
 
-from klamm.net.response_memory import ResponseMemory
+from klamm.net.response_memory import Receiver, ResponseMemory
 
 pytestmark = pytest.mark.loop("virtual")
 
 MB = 1024 * 1024
 
 
-class Client:
+class Client(Receiver):
     """A connection whose client has left this much."""
+
+    unsent_bytes = 0
 
     def __init__(self, unsent_bytes: int) -> None:
         self.unsent_bytes = unsent_bytes

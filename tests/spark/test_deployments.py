@@ -12,6 +12,7 @@ import pytest
 
 from klamm.testing.cluster import Cluster
 from support.paths import TESTS
+from support.present import present
 from support.spark.producing import numbered, produce
 from support.spark.reading import values_read
 from support.spark.standalone import standalone_cluster
@@ -76,4 +77,4 @@ def test_spark_connect(
     target, streamed = topic(), topic()
     assert reads_all(tmp_path, "remote", spark_connect, cluster.bootstrap, source, target, streamed)
     for written in (target, streamed):
-        assert sorted(values_read(cluster, written)[0]) == sorted([*VALUES, *VALUES])
+        assert sorted(map(present, values_read(cluster, written)[0])) == sorted([*VALUES, *VALUES])

@@ -38,7 +38,16 @@ def environment(version: str) -> Path:
     if not (directory / "complete").exists():
         uv = str(Path(sys.executable).with_name("uv"))
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, directory], check=True)
-        install = [uv, "pip", "install", "--quiet", "--python", python, f"pyspark[connect]=={version}.*", *PACKAGES]
+        install = [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            str(python),
+            f"pyspark[connect]=={version}.*",
+            *PACKAGES,
+        ]
         done = subprocess.run(install, capture_output=True, text=True, timeout=900, check=False)
         if done.returncode and not pypi_answers():
             pytest.skip(f"PyPI cannot be reached, so nothing is tested with PySpark {version}: {done.stderr[-500:]}")

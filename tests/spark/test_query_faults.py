@@ -17,13 +17,14 @@ from klamm.protocol.record.records import Record, build_batch
 from klamm.spark.read.decoding import Decoder
 from klamm.testing.cluster import Cluster
 from support.placed_topics import write_batches
+from support.present import present
 from support.spark.faults import Gate, revive, stopping_source, take_leaders_away, three_brokers
 from support.spark.producing import numbered, produce
 from support.spark.reading import values_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 MakeTopic = Callable[..., str]
 Row = tuple[int, int, bytes]
@@ -105,7 +106,7 @@ def test_a_batch_query_and_a_stream_without_their_leaders(
 
 def save(session: "SparkSession", writer: Any) -> None:
     """In a thread of its own, where Spark looks for the format in the thread's active session."""
-    session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+    present(session._jvm).SparkSession.setActiveSession(session._jsparkSession)
     writer.save()
 
 
@@ -116,7 +117,7 @@ def test_what_is_written_while_leaders_die_is_complete_and_in_order(
     brokers.create_topic("written", partitions=3)
     # The writer asks the first broker for metadata, so that one stays.
     left, blocked, silent = brokers.broker_ids
-    led = {brokers.leader("written", number): number for number in range(3)}
+    led = {present(brokers.leader("written", number)): number for number in range(3)}
     assert sorted(led) == [left, blocked, silent]
     count = 20_000
     with Gate() as gate:
@@ -313,7 +314,7 @@ def test_a_million_batches_of_a_record() -> None:
     # The offset, which the checksum does not cover.
     fetched[:, :8] = np.arange(count, dtype=">i8").view(np.uint8).reshape(count, 8)
     decoder = Decoder("t", 0, ("offset", "key", "value"), 8_000_000)
-    made = list(decoder.decode(decoder.scan(memoryview(fetched).cast("B")), 0, count, ()))
+    made = list(decoder.decode(decoder.scan(fetched.data.cast("B")), 0, count, ()))
     table = pa.Table.from_batches(made)
     assert (table["offset"].to_numpy() == np.arange(count)).all()
     assert (set(table["key"].to_pylist()), set(table["value"].to_pylist())) == ({b"k"}, {b"v"})

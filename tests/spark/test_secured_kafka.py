@@ -18,7 +18,8 @@ from klamm.config.properties import format_properties
 from klamm.net.client import AuthenticationFailed, ConnectionOptions, connect
 from klamm.net.sasl import authenticator
 from klamm.net.security import SecurityError, security_options
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import arrow
 from klamm.spark.offset_commits import commit_offsets
@@ -302,8 +303,8 @@ def test_a_client_without_sasl_learns_it_at_once(secured: Secured) -> None:
 async def test_a_connection_outlives_its_session(secured: Secured, mechanism: str) -> None:
     """Without a renewal the broker would close the connection with the first request after SESSION_MS."""
 
-    def all_topics(version: int) -> object:
-        return request_class(ApiKey.METADATA)(topics=None)
+    def all_topics(version: int) -> MetadataRequest:
+        return MetadataRequest(topics=None)
 
     given = login("SASL_PLAINTEXT", mechanism)
     sasl = security_options({name.removeprefix("kafka."): value for name, value in given.items()}).sasl

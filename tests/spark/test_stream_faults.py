@@ -23,6 +23,7 @@ from klamm.testing.cluster import Cluster
 from support.oracles import java_tool
 from support.paths import TESTS
 from support.spark.producing import numbered, produce
+from support.spark.schemas import struct
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +51,7 @@ def test_a_micro_batch_asks_for_the_latest_offsets_once_and_opens_no_connection(
     """PySpark plans all micro-batches in one process, and reads them in processes that it uses again."""
     name = topic(partitions=2)
     options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": name, "kafka.client.id": name}
-    schema = KlammDataSource({}).schema()
+    schema = struct(KlammDataSource({}).schema())
     reader = KlammStreamReader(read_options(options, streaming=True), schema)
     start = reader.initialOffset()
     connections = set()

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import fastavro
@@ -47,8 +46,8 @@ def registry() -> Iterator[SchemaRegistry]:
         yield running
 
 
-def use_of(registry: SchemaRegistry, **more: str) -> RegistryUse:
-    properties = {"url": registry.url, "max.retries": "1", "retries.wait.ms": "1", "timeout": "5", **more}
+def use_of(url: str, **more: str) -> RegistryUse:
+    properties = {"url": url, "max.retries": "1", "retries.wait.ms": "1", "timeout": "5", **more}
     return RegistryUse(Registry(tuple(properties.items())))
 
 
@@ -60,14 +59,14 @@ class Toy:
 
     def decode(self, data: pa.Array) -> Decoded:
         rows = [fastavro.schemaless_reader(io.BytesIO(value), self._schema, None) for value in data.to_pylist()]
-        ids = [row["id"] for row in rows]
+        ids = [row["id"] for row in rows if isinstance(row, dict)]
         bad = np.array([one < 0 for one in ids])
         column = pa.array([None if one < 0 else {"id": one} for one in ids], TYPE)
         return Decoded(column, bad, "below 0") if bad.any() else Decoded(column)
 
 
 def avro_decoder(registry: SchemaRegistry) -> Decoder:
-    return WireDecoder(ColumnFormat("value", "avro", registry=use_of(registry)), TYPE, Toy)
+    return WireDecoder(ColumnFormat("value", "avro", registry=use_of(registry.url)), TYPE, Toy)
 
 
 def framed(schema_id: int, schema: Any, row: Any) -> bytes:
@@ -185,7 +184,7 @@ def test_one_value_of_a_schema_that_cannot_be_used_does_not_end_a_query(
 ) -> None:
     good, strange = registry.register("a", ORDER), registry.register("b", schema, kind)
     data = [framed(good, ORDER, {"id": 1}), b"\x00" + struct.pack(">I", strange) + b"x"]
-    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry))
+    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry.url))
     decoded = make_decoder(column, TYPE).decode(pa.array(data, pa.binary()))
     assert ids_of(decoded) == [1, None]
     assert told in decoded.reason
@@ -216,7 +215,7 @@ def test_a_schema_that_cannot_be_used_does_what_the_mode_says(
     monkeypatch.setattr(registry, "answer", with_another)
     values = [framed(good, ORDER, {"id": 1}), b"\x00\x00\x00\x00\x4dxx", framed(good, ORDER, {"id": 2})]
     records = pa.record_batch({"offset": [5, 6, 7], "value": pa.array(values, pa.binary())})
-    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry))
+    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry.url))
 
     def rows(mode: Mode) -> list[Any]:
         names = pa.schema([("value", TYPE), ("_corrupt_record", pa.binary())])
@@ -231,7 +230,7 @@ def test_a_schema_that_cannot_be_used_does_what_the_mode_says(
 
 
 def test_a_type_that_the_readers_schema_lacks_is_an_error_before_the_first_record(registry: SchemaRegistry) -> None:
-    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry))
+    column = ColumnFormat("value", "avro", schema=json.dumps(ORDER), registry=use_of(registry.url))
     with pytest.raises(ValueError, match="has long, which cannot become string"):
         make_decoder(column, pa.struct([("id", pa.string())]))
 
@@ -266,25 +265,26 @@ class Answers(BaseHTTPRequestHandler):
     ],
 )
 def test_an_answer_that_is_none_is_an_error_without_secrets(
-    answer: tuple[int, dict[str, str], str | None], told: str
+    answer: tuple[int, dict[str, str], str | None], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handler = type("Handler", (Answers,), {"answer": answer, "paths": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as server:
+    monkeypatch.setattr(Answers, "answer", answer)
+    monkeypatch.setattr(Answers, "paths", [])
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
         Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        use = use_of(SimpleNamespace(url=url), **{"basic.auth.user.info": "ann:hunter2-secret"})
+        use = use_of(url, **{"basic.auth.user.info": "ann:hunter2-secret"})
         with pytest.raises(RegistryFailure, match=told) as caught:
             schema_by_id(use.registry, 1, "avro")
         server.shutdown()
     assert not re.search("hunter2|" + base64.b64encode(b"ann:hunter2-secret").decode(), str(caught.value))
     # A redirection is not followed: it would take the password elsewhere.
-    assert handler.paths == ["/schemas/ids/1"]
+    assert Answers.paths == ["/schemas/ids/1"]
 
 
 def test_a_new_version_is_found_by_a_process_that_knows_an_older_one(registry: SchemaRegistry) -> None:
     for number, schema in enumerate((ORDER, {**ORDER, "doc": "newer"}), 1):
         registry.register("a", schema)
-        assert schema_of_subject(use_of(registry).registry, "a", None, "avro").schema_id == number
+        assert schema_of_subject(use_of(registry.url).registry, "a", None, "avro").schema_id == number
 
 
 def test_a_registry_that_is_down_makes_no_record_bad() -> None:
@@ -311,7 +311,7 @@ def test_references_are_put_where_they_are_used(registry: SchemaRegistry) -> Non
     registry.register("middle", middle, references=[to_base])
     references = [{"name": "n.Middle", "subject": "middle", "version": 1}, to_base]
     schema_id = registry.register("top", top, references=references)
-    alone = json.loads(schema_by_id(use_of(registry).registry, schema_id, "avro").text)
+    alone = json.loads(schema_by_id(use_of(registry.url).registry, schema_id, "avro").text)
     row = {"a": [{"base": {"id": 1}, "next": None}], "b": {"id": 2}}
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(alone), row)
@@ -321,9 +321,9 @@ def test_references_are_put_where_they_are_used(registry: SchemaRegistry) -> Non
 def test_a_schema_of_another_format_is_told(registry: SchemaRegistry) -> None:
     registry.register("t-value", ORDER)
     with pytest.raises(RegistryFailure, match="is of the type AVRO, but the format is json"):
-        schema_of_subject(use_of(registry).registry, "t-value", None, "json")
+        schema_of_subject(use_of(registry.url).registry, "t-value", None, "json")
     with pytest.raises(NotRegistered, match="version 7 of the subject t-value"):
-        schema_of_subject(use_of(registry).registry, "t-value", 7, "avro")
+        schema_of_subject(use_of(registry.url).registry, "t-value", 7, "avro")
 
 
 # -- Protobuf ---------------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_values_of_other_messages_and_damaged_paths_are_bad(registry: SchemaRegi
     file = proto_file("o.proto", "shop", {"Other": {"x": "int64"}, "Order": {"Line": {"id": "int64"}, "id": "int64"}})
     schema_id = registry.register("a", base64.b64encode(file.SerializeToString()).decode(), "PROTOBUF")
     files = base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
-    column = ColumnFormat("value", "protobuf", files, "shop.Order", registry=use_of(registry))
+    column = ColumnFormat("value", "protobuf", files, "shop.Order", registry=use_of(registry.url))
     head = b"\x00" + struct.pack(">I", schema_id)
     values = [
         head + b"\x02\x02" + b"\x08\x05",
@@ -384,7 +384,7 @@ def test_mutated_bytes_are_bad_or_decoded_and_never_an_error(registry: SchemaReg
     file = proto_file("o.proto", "shop", {"Order": {"id": "int64"}})
     schema_id = registry.register("a", base64.b64encode(file.SerializeToString()).decode(), "PROTOBUF")
     files = base64.b64encode(FileDescriptorSet(file=[file]).SerializeToString()).decode()
-    column = ColumnFormat("value", "protobuf", files, "shop.Order", registry=use_of(registry))
+    column = ColumnFormat("value", "protobuf", files, "shop.Order", registry=use_of(registry.url))
 
     class Length(Echo):
         def decode(self, data: pa.Array) -> Decoded:

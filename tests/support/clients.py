@@ -5,7 +5,7 @@ Partitions are assigned, no group is joined. Every writer is idempotent, which t
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import aiokafka
 import confluent_kafka
@@ -26,12 +26,28 @@ class Record(NamedTuple):
     timestamp_ms: int | None = None
 
 
+class RecordClient(Protocol):
+    """A library that writes records to a partition and reads them back."""
+
+    @staticmethod
+    def accepts(record: Record) -> bool:
+        """Whether the client sends such a record at all."""
+
+    @staticmethod
+    def write(
+        bootstrap: str, topic: str, records: Sequence[Record], compression: str = "none", partition: int = 0
+    ) -> list[int]:
+        """Returns the offsets."""
+
+    @staticmethod
+    def read(bootstrap: str, topic: str, count: int, partition: int = 0) -> list[Record]: ...
+
+
 class Librdkafka:
     """confluent-kafka."""
 
     @staticmethod
     def accepts(record: Record) -> bool:
-        """Whether the client sends such a record at all."""
         return True
 
     @staticmethod
@@ -202,4 +218,4 @@ class AioKafka:
         return asyncio.run(run())
 
 
-CLIENTS = {"librdkafka": Librdkafka, "kafka-python": KafkaPython, "aiokafka": AioKafka}
+CLIENTS: dict[str, type[RecordClient]] = {"librdkafka": Librdkafka, "kafka-python": KafkaPython, "aiokafka": AioKafka}

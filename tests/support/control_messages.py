@@ -4,7 +4,7 @@ import random
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import (
@@ -37,25 +37,34 @@ STOP_REPLICA_VERSIONS = range(4)
 NAMES = ["a", "topic-ü", "x" * 249]
 LISTENERS = ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
+S = TypeVar("S")
+T = TypeVar("T")
 
-def struct_class(message_class, name):
+
+def struct_class(message_class: Any, name: str) -> Any:
     return message_class._struct.fields[name].data_class
 
 
-def integer(rng, bits=31):
-    return rng.choice([-1, 0, 1, 2**bits - 1, -(2**bits), rng.getrandbits(bits)])
+def integer(rng: random.Random, bits: int = 31) -> int:
+    return rng.choice([-1, 0, 1, (1 << bits) - 1, -(1 << bits), rng.getrandbits(bits)])
 
 
-def brokers(rng):
+def brokers(rng: random.Random) -> tuple[int, ...]:
     """Broker ids: mostly few, sometimes so many that their count takes two bytes."""
     return tuple(integer(rng) for _ in range(rng.choice([0, 1, 2, 3, 3, 3, 63, 64, 127, 300])))
 
 
-def topic_id(rng, known):
+def topic_id(rng: random.Random, known: bool) -> uuid.UUID | None:
     return rng.choice([None, uuid.UUID(int=rng.getrandbits(128) | 1)]) if known else None
 
 
-def topics(rng, topic_class, ids, partition, ungrouped):
+def topics(
+    rng: random.Random,
+    topic_class: Callable[[str, uuid.UUID | None, list[S]], T],
+    ids: bool,
+    partition: Callable[[random.Random], S],
+    ungrouped: bool,
+) -> list[T]:
     """Topics; a version that does not group by topic cannot say that one has no partitions."""
     counts = [1, 4] if ungrouped else [0, 1, 4]
     return [
@@ -64,10 +73,13 @@ def topics(rng, topic_class, ids, partition, ungrouped):
     ]
 
 
-def leader_and_isr_request(rng, version):
-    def state(rng):
+def leader_and_isr_request(rng: random.Random, version: int) -> LeaderAndIsrRequest:
+    def state(rng: random.Random) -> LeaderAndIsrPartitionState:
         return LeaderAndIsrPartitionState(
-            *(integer(rng) for _ in range(4)),
+            integer(rng),
+            integer(rng),
+            integer(rng),
+            integer(rng),
             brokers(rng),
             integer(rng),
             brokers(rng),
@@ -85,7 +97,7 @@ def leader_and_isr_request(rng, version):
     )
 
 
-def schema_leader_and_isr_request(version, request):
+def schema_leader_and_isr_request(version: int, request: LeaderAndIsrRequest) -> Any:
     cls = library_class(ApiKey.LEADER_AND_ISR, "Request")
     topic_class = struct_class(cls, "topic_states")
     grouped = version >= 2
@@ -94,7 +106,7 @@ def schema_leader_and_isr_request(version, request):
         state_class = struct_class(cls, "ungrouped_partition_states")
     leader_class = struct_class(cls, "live_leaders")
 
-    def state(topic, value):
+    def state(topic: LeaderAndIsrTopic, value: LeaderAndIsrPartitionState) -> Any:
         return state_class(
             version=version,
             topic_name=topic.topic,
@@ -137,8 +149,8 @@ def schema_leader_and_isr_request(version, request):
     )
 
 
-def leader_and_isr_response(rng, version):
-    def error(rng):
+def leader_and_isr_response(rng: random.Random, version: int) -> LeaderAndIsrResponse:
+    def error(rng: random.Random) -> tuple[int, int]:
         return integer(rng), integer(rng, 15)
 
     answered = topics(rng, LeaderAndIsrTopicErrors, version >= 5, error, version < 5)
@@ -147,13 +159,13 @@ def leader_and_isr_response(rng, version):
     return LeaderAndIsrResponse(integer(rng, 15), answered)
 
 
-def schema_leader_and_isr_response(version, response):
+def schema_leader_and_isr_response(version: int, response: LeaderAndIsrResponse) -> Any:
     cls = library_class(ApiKey.LEADER_AND_ISR, "Response")
     topic_class = struct_class(cls, "topics")
     by_id = version >= 5
     error_class = struct_class(topic_class if by_id else cls, "partition_errors")
 
-    def errors(topic):
+    def errors(topic: LeaderAndIsrTopicErrors) -> list[Any]:
         return [
             error_class(version=version, topic_name=topic.topic, partition_index=partition, error_code=error_code)
             for partition, error_code in topic.partitions
@@ -172,22 +184,25 @@ def schema_leader_and_isr_response(version, response):
     )
 
 
-def update_metadata_request(rng, version):
-    def state(rng):
+def update_metadata_request(rng: random.Random, version: int) -> UpdateMetadataRequest:
+    def state(rng: random.Random) -> UpdateMetadataPartitionState:
         return UpdateMetadataPartitionState(
-            *(integer(rng) for _ in range(4)),
+            integer(rng),
+            integer(rng),
+            integer(rng),
+            integer(rng),
             brokers(rng),
             integer(rng),
             brokers(rng),
             brokers(rng) if version >= 4 else (),
         )
 
-    def endpoint(rng):
+    def endpoint(rng: random.Random) -> UpdateMetadataEndpoint:
         protocol = rng.randrange(4) if version >= 1 else 0
         listener = rng.choice([*NAMES, ""]) if version >= 3 else LISTENERS[protocol]
         return UpdateMetadataEndpoint(integer(rng), rng.choice(NAMES), listener, protocol)
 
-    def broker(rng):
+    def broker(rng: random.Random) -> UpdateMetadataBroker:
         endpoints = tuple(endpoint(rng) for _ in range(rng.choice([0, 1, 3]) if version >= 1 else 1))
         return UpdateMetadataBroker(integer(rng), endpoints, rng.choice([None, "", "rack-1"]) if version >= 2 else None)
 
@@ -200,7 +215,7 @@ def update_metadata_request(rng, version):
     )
 
 
-def schema_update_metadata_request(version, request):
+def schema_update_metadata_request(version: int, request: UpdateMetadataRequest) -> Any:
     cls = library_class(ApiKey.UPDATE_METADATA, "Request")
     topic_class = struct_class(cls, "topic_states")
     grouped = version >= 5
@@ -210,7 +225,7 @@ def schema_update_metadata_request(version, request):
     broker_class = struct_class(cls, "live_brokers")
     endpoint_class = struct_class(broker_class, "endpoints")
 
-    def state(topic, value):
+    def state(topic: UpdateMetadataTopic, value: UpdateMetadataPartitionState) -> Any:
         return state_class(
             version=version,
             topic_name=topic.topic,
@@ -224,7 +239,7 @@ def schema_update_metadata_request(version, request):
             offline_replicas=list(value.offline_replicas),
         )
 
-    def broker(value):
+    def broker(value: UpdateMetadataBroker) -> Any:
         return broker_class(
             version=version,
             id=value.id,
@@ -267,19 +282,19 @@ def schema_update_metadata_request(version, request):
     )
 
 
-def update_metadata_response(rng, version):
+def update_metadata_response(rng: random.Random, version: int) -> UpdateMetadataResponse:
     return UpdateMetadataResponse(integer(rng, 15))
 
 
-def schema_update_metadata_response(version, response):
+def schema_update_metadata_response(version: int, response: UpdateMetadataResponse) -> Any:
     return library_class(ApiKey.UPDATE_METADATA, "Response")(version=version, error_code=response.error_code)
 
 
-def stop_replica_request(rng, version):
+def stop_replica_request(rng: random.Random, version: int) -> StopReplicaRequest:
     """Before version 3 all partitions of a request are deleted, or none, and no epoch is known."""
     delete_all = rng.choice([False, True])
 
-    def state(rng):
+    def state(rng: random.Random) -> StopReplicaPartitionState:
         if version < 3:
             return StopReplicaPartitionState(integer(rng), -1, delete_all)
         return StopReplicaPartitionState(integer(rng), integer(rng), rng.choice([False, True]))
@@ -292,7 +307,7 @@ def stop_replica_request(rng, version):
     )
 
 
-def schema_stop_replica_request(version, request):
+def schema_stop_replica_request(version: int, request: StopReplicaRequest) -> Any:
     cls = library_class(ApiKey.STOP_REPLICA, "Request")
     ungrouped_class = struct_class(cls, "ungrouped_partitions")
     old_topic_class = struct_class(cls, "topics")
@@ -337,7 +352,7 @@ def schema_stop_replica_request(version, request):
     )
 
 
-def stop_replica_response(rng, version):
+def stop_replica_response(rng: random.Random, version: int) -> StopReplicaResponse:
     errors = {
         name: [(integer(rng), integer(rng, 15)) for _ in range(rng.choice([1, 4]))]
         for name in NAMES[: rng.randrange(4)]
@@ -345,7 +360,7 @@ def stop_replica_response(rng, version):
     return StopReplicaResponse(integer(rng, 15), errors)
 
 
-def schema_stop_replica_response(version, response):
+def schema_stop_replica_response(version: int, response: StopReplicaResponse) -> Any:
     cls = library_class(ApiKey.STOP_REPLICA, "Response")
     error_class = struct_class(cls, "partition_errors")
     return cls(

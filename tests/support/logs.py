@@ -102,7 +102,7 @@ class _CountedFiles(SimulatedFileSystem):
 class RecordingHost(LogHost):
     """Remembers what a log asks for; deletes and checkpoints at once."""
 
-    def __init__(self, environment: DiskEnvironment) -> None:
+    def __init__(self, environment: Environment) -> None:
         self._file_system = environment.file_system
         self.rolled = 0
         self.begun = 0

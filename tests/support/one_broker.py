@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from klamm.base.environment import Environment, SystemEnvironment
+from klamm.broker.requests.security import Authorizer
 from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig
 from klamm.protocol import messages
@@ -24,6 +25,12 @@ from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
 from support.fetch_messages import fetch_request, result_of, to_fetch
+
+
+def socket_transport(writer: asyncio.StreamWriter) -> asyncio.Transport:
+    """What a stream writes to, which also reads."""
+    assert isinstance(writer.transport, asyncio.Transport)
+    return writer.transport
 
 
 class Client:
@@ -51,6 +58,13 @@ class Client:
 
     def send_raw(self, data: bytes) -> None:
         self.writer.write(data)
+
+    def pause(self) -> None:
+        """Reads nothing until `resume`."""
+        socket_transport(self.writer).pause_reading()
+
+    def resume(self) -> None:
+        socket_transport(self.writer).resume_reading()
 
     async def is_closed(self) -> bool:
         """Waits for the broker to close the connection; False if it sends something instead."""
@@ -100,10 +114,17 @@ class Client:
 class OneBroker:
     """`async with OneBroker(tmp_path) as cluster:` - started, and stopped at the end. `properties` are the broker's."""
 
-    def __init__(self, directory: Path, *, environment: Environment | None = None, **properties: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        environment: Environment | None = None,
+        authorizer: Authorizer | None = None,
+        **properties: Any,
+    ) -> None:
         self.directory = directory
         self.environment = environment or SystemEnvironment()
-        self.hooks = {name: properties.pop(name) for name in ("authorizer",) if name in properties}
+        self._authorizer = authorizer
         self.properties = {key.replace("_", "."): str(value) for key, value in properties.items()}
         self._clients: list[Client] = []
 
@@ -144,7 +165,7 @@ class OneBroker:
         return BrokerConfig.from_properties(properties)
 
     async def start_broker(self) -> Broker:
-        self.broker = Broker(self.config(), self.environment, **self.hooks)
+        self.broker = Broker(self.config(), self.environment, authorizer=self._authorizer)
         self._stack.push_async_callback(self.broker.stop)
         await self.broker.start()
         await self.broker.wait_until_known()
@@ -221,10 +242,15 @@ async def until(is_true: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def running(
-    tmp_path: Path, *, may_fail: bool = False, limit_s: float = 120, **properties: Any
-) -> AsyncIterator[tuple[Any, Any]]:
+    tmp_path: Path,
+    *,
+    may_fail: bool = False,
+    limit_s: float = 120,
+    authorizer: Authorizer | None = None,
+    **properties: Any,
+) -> AsyncIterator[tuple[OneBroker, Client]]:
     """Plays the scenario with a client of a running broker, which must not have failed at the end."""
-    async with asyncio.timeout(limit_s), OneBroker(tmp_path, **properties) as cluster:
+    async with asyncio.timeout(limit_s), OneBroker(tmp_path, authorizer=authorizer, **properties) as cluster:
         yield cluster, await cluster.connect()
         assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
 

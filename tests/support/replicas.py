@@ -124,7 +124,7 @@ class Broker:
 
     def __init__(self, path: Path, *, directories: int = 1, **overrides: str) -> None:
         self.paths = [str(path / f"d{number}") for number in range(directories)]
-        self.machine = Machine()
+        self.machine: FailingDisk = Machine()
         self.config = BrokerConfig.from_properties(
             {"broker.id": str(ME), "zookeeper.connect": "localhost:1", "log.dirs": ",".join(self.paths)}
         )

@@ -7,10 +7,11 @@ from typing import Any
 
 import uvloop
 
+from klamm.processes.serving import Server
 from klamm.processes.tool_errors import ToolError
 
 
-class Toy:
+class Toy(Server):
     """Listens on a port of 127.0.0.1 and answers every line with the same line.
 
     `crash`: what it does instead of becoming ready. `stops`: how it ends when it is asked to. `fails`: its failure is

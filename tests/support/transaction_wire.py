@@ -74,7 +74,7 @@ async def write_markers(
 
 # -- the coordinator's requests
 
-ONE_COORDINATOR = {
+ONE_COORDINATOR: dict[str, Any] = {
     "transaction_state_log_num_partitions": 1,
     "transaction_state_log_replication_factor": 1,
     "transaction_state_log_min_isr": 1,

@@ -19,7 +19,7 @@ Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-5
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -73,7 +73,7 @@ def read_range(
     *,
     checks_end: bool = True,
     doubts: "Doubts | None" = None,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
 
     With `checks_end=False` the caller calls `check_topics` after the last record of all its ranges. That is for readers

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,10 @@ async def test_what_brokers_have_may_contradict_itself(tmp_path: Path) -> None:
         assert (await client.produce("u", 0, batch(b"x"))).error_code == NONE
 
 
+def flushes_after(cluster: OneBroker, flush_ms: int) -> bool:
+    return partition(cluster, "t").log.config.flush_ms == flush_ms
+
+
 async def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")
@@ -261,7 +266,7 @@ async def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_pa
             assert await change(client, BROKER, name, ("min.insync.replicas", SET, "1")) == NONE
             # What comes later is in effect later.
             assert await change(client, TOPIC, "t", ("flush.ms", SET, str(source))) == NONE
-            await until(lambda source=source: partition(cluster, "t").log.config.flush_ms == source)
+            await until(partial(flushes_after, cluster, source))
             assert (await describe(client, BROKER, "0"))["min.insync.replicas"] == ("1", source)
             assert (await describe(client, TOPIC, "t"))["min.insync.replicas"] == ("1", source)
 
@@ -290,12 +295,12 @@ async def test_the_first_election_goes_by_the_configs_of_then(
         assert elects_unclean == [is_allowed]
 
 
-async def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
+async def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as (cluster, client):
         controller = cluster.broker.parts.controller
         asked: list[str] = []
-        controller.enable_default_unclean_leader_election = lambda: asked.append("all")
-        controller.enable_topic_unclean_leader_election = asked.append
+        monkeypatch.setattr(controller, "enable_default_unclean_leader_election", lambda: asked.append("all"))
+        monkeypatch.setattr(controller, "enable_topic_unclean_leader_election", asked.append)
         await client.create_topic("t")
         unclean = ("unclean.leader.election.enable", SET, "true")
         assert await change(client, TOPIC, "t", unclean) == NONE
@@ -351,7 +356,7 @@ async def test_replication_throttles_come_change_and_go(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         throttles = cluster.broker.parts.throttles
         await client.create_topic("t", partitions=3)
-        await client.create_topic("u", **{followers.replace(".", "_"): "*"})
+        await client.create_topic("u", 1, **{followers.replace(".", "_"): "*"})
         assert throttles.follower.is_throttled("u", 0)
         assert not throttles.leader.has_throttled_replicas
         assert throttles.leader.bytes_per_second == throttles.follower.bytes_per_second == 2**63 - 1
@@ -450,7 +455,7 @@ async def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data
             return log.retention_ms, log.cleanup_policy, log.flush_messages, config.min_insync_replicas, unclean
 
         own = {"retention_ms": "-1", "min_insync_replicas": "2", "unclean_leader_election_enable": "false"}
-        await client.create_topic("t", **own)
+        await client.create_topic("t", 1, **own)
         await client.create_topic("u")
         zk = cluster.broker.zookeeper.store.client
         await overwrite(zk, "topics/t", data)

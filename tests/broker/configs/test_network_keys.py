@@ -21,6 +21,7 @@ from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint
 from klamm.zookeeper.client import connection as zookeeper_connection
 from support.fetch_messages import fetch_request, to_fetch
 from support.one_broker import Client, OneBroker, batch, fetch_frame, running, until
+from support.present import present
 
 # Clients have PLAINTEXT; the controller has one connection to the other listener.
 LISTENERS: dict[str, Any] = {
@@ -197,8 +198,7 @@ async def test_a_follower_has_the_buffer_that_is_configured() -> None:
         leader = LeaderEndpoint(BrokerConfig.from_properties(properties), 1, 2, "127.0.0.1", port)
         fetching = asyncio.ensure_future(leader.fetch(fetch_request(("t", [to_fetch(0, 0, 1)]))))
         await until(lambda: leader._connection is not None)
-        assert leader._connection is not None
-        end = leader._connection._transport.get_extra_info("socket")
+        end = present(present(leader._connection)._transport).get_extra_info("socket")
         assert end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * 30_000
         leader.interrupt()
         await asyncio.gather(fetching, return_exceptions=True)

@@ -8,11 +8,15 @@ from typing import Any
 
 from klamm.base.environment import SystemEnvironment
 from klamm.broker.start.broker import Broker
+from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support import group_wire as wire
 from support.group_wire import become_stable, commit, committed, find_coordinator, join_fully, sync
 from support.one_broker import Client, OneBroker, running, until
+from support.present import present
 
 NONE = ErrorCode.NONE
 OFFSETS = {("t", 0): 7}
@@ -57,27 +61,27 @@ async def hand_over(two: Two, former: int) -> None:
     """Has the other broker lead the offsets topic."""
     controller = two.brokers[0].parts.controller
     assert controller is not None and controller.is_active
-    partition = two.brokers[former].parts.replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, 0))
+    partition = present(two.brokers[former].parts.replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, 0)))
     await until(lambda: len(partition.isr) == 2)
     assignment = {(GROUP_METADATA_TOPIC_NAME, 0): [1 - former, former]}
-    request = wire.messages.request_class(wire.ApiKey.ALTER_PARTITION_REASSIGNMENTS)
+    request = messages.request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
     topic = request.ReassignableTopic
     body = [
         topic(name=name, partitions=[topic.ReassignablePartition(partition_index=number, replicas=replicas)])
         for (name, number), replicas in assignment.items()
     ]
-    answer = await two.clients[0].ask(wire.ApiKey.ALTER_PARTITION_REASSIGNMENTS, topics=body, timeout_ms=10_000)
+    answer = await two.clients[0].ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, topics=body, timeout_ms=10_000)
     assert answer.error_code == NONE, answer
-    elect = wire.messages.request_class(wire.ApiKey.ELECT_LEADERS).TopicPartitions
-    snapshot = two.brokers[0].parts.metadata_cache
+    elect = messages.request_class(ApiKey.ELECT_LEADERS).TopicPartitions
+    cache = two.brokers[0].parts.metadata_cache
 
-    def is_first() -> bool:
-        return tuple(snapshot.snapshot.partition(GROUP_METADATA_TOPIC_NAME, 0).replicas) == (1 - former, former)
+    def known() -> UpdateMetadataPartitionState:
+        return present(cache.snapshot.partition(GROUP_METADATA_TOPIC_NAME, 0))
 
-    await until(is_first)
+    await until(lambda: tuple(known().replicas) == (1 - former, former))
     wanted = [elect(topic=GROUP_METADATA_TOPIC_NAME, partitions=[0])]
-    await two.clients[0].ask(wire.ApiKey.ELECT_LEADERS, election_type=0, topic_partitions=wanted, timeout_ms=10_000)
-    await until(lambda: snapshot.snapshot.partition(GROUP_METADATA_TOPIC_NAME, 0).leader == 1 - former)
+    await two.clients[0].ask(ApiKey.ELECT_LEADERS, election_type=0, topic_partitions=wanted, timeout_ms=10_000)
+    await until(lambda: known().leader == 1 - former)
 
 
 async def test_groups_move_with_the_leader(tmp_path):

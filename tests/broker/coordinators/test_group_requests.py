@@ -13,6 +13,7 @@ from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
 from support import group_wire as wire
+from support.authorizing import Allows
 from support.group_wire import become_stable, commit, committed, fetch_offsets, find_coordinator, join, join_fully, sync
 from support.one_broker import Client, OneBroker, batch, running, until
 
@@ -474,18 +475,14 @@ async def test_notes_have_a_limit(tmp_path):
 # -- who may
 
 
-class Only:
-    """Allows what it is told to."""
-
-    def __init__(self, *allowed: tuple[Operation, ResourceType, str]) -> None:
-        self.allowed = {*allowed, (Operation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster")}
-
-    def allows(self, client: Any, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        return (operation, resource_type, name) in self.allowed
+def only(*allowed: tuple[Operation, ResourceType, str]) -> Allows:
+    """Clients may do this, and brokers what they do among themselves."""
+    brokers_own = (Operation.CLUSTER_ACTION, ResourceType.CLUSTER, "kafka-cluster")
+    return Allows(lambda *asked: asked in (*allowed, brokers_own))
 
 
 async def test_nobody_may_use_a_group_without_the_right(tmp_path):
-    async with running(tmp_path, authorizer=Only(), **SMALL) as (_, client):
+    async with running(tmp_path, authorizer=only(), **SMALL) as (_, client):
         denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
         assert (await join(client)).error_code == denied
         assert (await sync(client, await join(client), {})).error_code == denied
@@ -510,7 +507,7 @@ async def test_topics_are_looked_at_one_by_one(tmp_path):
         (Operation.READ, ResourceType.TOPIC, "mine"),
         (Operation.DESCRIBE, ResourceType.TOPIC, "mine"),
     ]
-    async with running(tmp_path, authorizer=Only(*rights), **SMALL) as (_, client):
+    async with running(tmp_path, authorizer=only(*rights), **SMALL) as (_, client):
         denied = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for topic in "mine", "secret":
             await client.create_topic(topic)

@@ -27,6 +27,7 @@ from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.keeper_exceptions import SessionExpired
 from support.group_wire import find_coordinator
 from support.one_broker import Client, batch, running, until
+from support.present import present
 from support.scripted_broker import Asked, ScriptedBroker
 from support.transaction_wire import PRODUCER, marker, produce, transactional, write_markers
 
@@ -56,7 +57,7 @@ async def test_a_marker_ends_the_transaction_of_its_producer_only(tmp_path: Path
         assert codes == {8: {("t", 0): 0}}
         assert await stable(client) == (4, 4)
         fetched = await client.fetch("t", 0, 0, isolation_level=1)
-        assert [(one.producer_id, one.first_offset) for one in fetched.aborted_transactions] == [(8, 1)]
+        assert [(one.producer_id, one.first_offset) for one in present(fetched.aborted_transactions)] == [(8, 1)]
 
 
 async def test_each_partition_of_each_marker_has_its_own_result(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.requests.security import Client as Principal
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions import marker_manager
 from klamm.protocol import messages
@@ -21,7 +20,9 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.protocol.vocabulary import ResourceType
+from support.authorizing import Allows, Rule
 from support.one_broker import Client, OneBroker, batch, running, until
+from support.present import present
 from support.transaction_wire import (
     ONE_COORDINATOR,
     Producer,
@@ -38,7 +39,7 @@ from support.transaction_wire import (
 async def read(client: Client, topic: str = "t", partition: int = 0) -> tuple[list[int], int]:
     """For read_committed: the producer ids of aborted transactions, and the last stable offset."""
     fetched = await client.fetch(topic, partition, 0, isolation_level=1)
-    return [one.producer_id for one in fetched.aborted_transactions], fetched.last_stable_offset
+    return [one.producer_id for one in present(fetched.aborted_transactions)], fetched.last_stable_offset
 
 
 async def stable(client: Client, offset: int, partition: int = 0) -> list[int]:
@@ -371,15 +372,13 @@ async def test_a_new_leader_epoch_of_its_partition_makes_the_coordinator_load_ag
 # -- what clients must be authorized for
 
 
-class Denies:
-    """Denies one operation on one kind of resource, or on one resource of it; `denied` is set after the start."""
+def all_but(denied_type: ResourceType, denied: Operation, denied_name: str | None) -> Rule:
+    """All but one operation on one kind of resource, or on one resource of it."""
 
-    denied: tuple[ResourceType, Operation, str | None] | None = None
+    def rule(operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return (resource_type, operation) != (denied_type, denied) or denied_name not in (None, name)
 
-    def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        if self.denied is None:
-            return True
-        return self.denied[:2] != (resource_type, operation) or self.denied[2] not in (None, name)
+    return rule
 
 
 ID_DENIED = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -457,7 +456,8 @@ async def outcomes(client: Client, producer: Producer) -> dict[str, Any]:
 
 
 async def test_each_request_needs_its_rights_and_no_others(tmp_path: Path) -> None:
-    authorizer = Denies()
+    authorizer = Allows()
+    allows_all = authorizer.rule
     async with running(tmp_path, authorizer=authorizer, **ONE_COORDINATOR) as (_, client):
         for topic in "t", "u":
             await client.create_topic(topic)
@@ -467,9 +467,9 @@ async def test_each_request_needs_its_rights_and_no_others(tmp_path: Path) -> No
             producer = await Producer.begin(client)
             await producer.add(("u", 0), ("t", 0))
             await producer.add_offsets()
-            authorizer.denied = denied
+            authorizer.rule = all_but(*denied)
             found = await outcomes(client, producer)
-            authorizer.denied = None
+            authorizer.rule = allows_all
             expected = ALLOWED | refused
             if refused.get("describe"):
                 expected["topics"] = []

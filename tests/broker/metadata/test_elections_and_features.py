@@ -26,6 +26,7 @@ from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
+from support.authorizing import Allows, nothing
 from support.one_broker import Client, running, until
 
 NONE = ErrorCode.NONE
@@ -99,15 +100,9 @@ def leader_of(cache: MetadataCache, topic: str) -> int:
 
 
 async def test_what_is_denied_elects_nothing(tmp_path: Path) -> None:
-    class DenyFromNowOn:
-        is_on = False
-
-        def allows(self, *_: Any) -> bool:
-            return not self.is_on
-
-    authorizer = DenyFromNowOn()
+    authorizer = Allows()
     async with running(tmp_path, authorizer=authorizer) as (_, client):
-        authorizer.is_on = True
+        authorizer.rule = nothing
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         assert await elect(client, [("t", 0)]) == (code, {("t", 0): code})
         assert await elect(client, [("t", 0)], version=0) == (NONE, {("t", 0): code})

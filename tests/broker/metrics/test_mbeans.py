@@ -19,6 +19,7 @@ from klamm.simulation.machine.small_slices import small_slices
 from support.fetch_messages import fetch_request, to_fetch
 from support.metrics import Values
 from support.one_broker import Client, OneBroker, batch, running
+from support.present import present
 
 FLUSHES = "kafka_log_logflushstats_logflushrateandtimems_count"
 
@@ -198,7 +199,7 @@ async def test_the_state_of_a_broker_is_shown_from_its_start_to_its_end(
 async def test_a_partition_that_goes_during_a_scrape_does_no_harm(tmp_path: Path) -> None:
     async with running(tmp_path, klamm_metrics_port=0) as (cluster, client):
         await client.create_topic("t", 3)
-        endpoint = cluster.broker.parts.metrics_endpoint
+        endpoint = present(cluster.broker.parts.metrics_endpoint)
         with small_slices():
             steps = render(endpoint.metrics)
             for _ in range(5):

@@ -8,7 +8,7 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 EXACT, DEFAULT, ANY = range(3)
 
-ENTITIES = {
+ENTITIES: dict[str, dict[str, str | None]] = {
     "alice": {"user": "alice"},
     "bob": {"user": "bob"},
     "users": {"user": None},

@@ -10,6 +10,7 @@ from klamm.base.environment import SystemEnvironment
 from klamm.broker.registration.registration import Registrar
 from klamm.broker.start.broker import BrokerStartError
 from klamm.config.versions import ApiVersion
+from klamm.controller.channels.channel_manager import ControllerChannelManager
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_EPOCH
@@ -111,7 +112,9 @@ async def test_the_controller_uses_the_control_plane_listener(tmp_path: Path) ->
         assert {name: server.connection_count for name, server in servers.items()} == {"PLAINTEXT": 1, "CONTROL": 1}
         metadata = await client.ask(ApiKey.METADATA, topics=None)
         assert [broker.port for broker in metadata.brokers] == [servers["PLAINTEXT"].port]
-        (channel,) = cluster.broker.parts.controller._parts.channels._channels.values()
+        channels = cluster.broker.parts.controller._parts.channels
+        assert isinstance(channels, ControllerChannelManager)
+        (channel,) = channels._channels.values()
         assert channel._address == (servers["CONTROL"].host, servers["CONTROL"].port)
         other_way = await cluster.broker.parts.controller_channel._connected()
         assert other_way.address == channel._address

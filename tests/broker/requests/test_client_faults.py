@@ -64,7 +64,7 @@ async def test_a_client_that_never_reads(tmp_path: Path) -> None:
         for _ in range(8):
             assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == NONE
         glutton = await cluster.connect()
-        glutton.writer.transport.pause_reading()
+        glutton.pause()
         for number in range(60):
             glutton.send_raw(fetch_frame(number))
         muted = connections(cluster)[-1]
@@ -75,7 +75,7 @@ async def test_a_client_that_never_reads(tmp_path: Path) -> None:
             assert (await client.fetch("t", 0, 8)).error_code == NONE
         # One response beyond the mark at which it was muted.
         assert muted.transport.get_write_buffer_size() < WRITE_BUFFER_HIGH_BYTES + 3_100_000
-        glutton.writer.transport.resume_reading()
+        glutton.resume()
         for number in range(60):
             assert (await glutton.receive())[:4] == struct.pack(">i", number)
 

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import batch, fetch_frame, running, until, values
+from support.present import present
 
 MB = 1024 * 1024
 VALUE = bytes(950_000)
@@ -52,7 +54,7 @@ class Honest:
     def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address, 20)
 
-    def exchange(self, api_key: ApiKey, version: int, body: object) -> object:
+    def exchange(self, api_key: ApiKey, version: int, body: object) -> Any:
         self.socket.sendall(request_bytes(api_key, version, body))
         return messages.decode_response(api_key, version, self._receive(int.from_bytes(self._receive(4))))
 
@@ -85,19 +87,20 @@ def test_ten_clients_that_do_not_read_what_they_fetch_take_no_more_than_the_budg
     properties = {"klamm.queued.max.response.bytes": budget_bytes, "message.max.bytes": 1_100_000}
     with Cluster(brokers=2, properties=properties) as cluster:
         cluster.create_topic("t", partitions=1, replication_factor=2, configs={"min.insync.replicas": "2"})
-        leader = cluster.broker(cluster.leader("t", 0))
+        leader = cluster.broker(present(cluster.leader("t", 0)))
         address = (leader.host, leader.port)
         honest = Honest(address)
         for _ in range(BATCHES):
             honest.produce(VALUE)
         honest.consume_all(BATCHES)
-        before_bytes = resident_bytes(leader.pid)
+        pid = present(leader.pid)
+        before_bytes = resident_bytes(pid)
         hoarders = [no_reader(address) for _ in range(10)]
         # Ten times 54 MB have been asked for. What others do meanwhile is done: the follower's fetches, too.
         for number in range(5):
             assert honest.produce(b"%d" % number) == BATCHES + number
         fetches = honest.consume_all(BATCHES)
-        grown_bytes = resident_bytes(leader.pid) - before_bytes
+        grown_bytes = resident_bytes(pid) - before_bytes
         # What the budget does not count: a batch that is larger than a share, and what the allocator keeps.
         assert grown_bytes < budget_bytes + 16 * MB
         assert fetches <= BATCHES

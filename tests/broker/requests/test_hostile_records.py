@@ -78,7 +78,7 @@ async def test_hostile_batches(tmp_path: Path) -> None:
 
     async with running(tmp_path, limit_s=7200) as (cluster, client):
         for topic, configs in TOPICS.items():
-            await client.create_topic(topic, **configs)
+            await client.create_topic(topic, 1, **configs)
         for seed in seeds(40):
             try:
                 async with asyncio.timeout(30):

@@ -114,7 +114,7 @@ async def test_a_large_batch_is_compressed_anew_elsewhere(tmp_path: Path, codec:
         source = CompressionType.LZ4 if codec is CompressionType.NONE else CompressionType.NONE
         data = batch(*sent, codec=source, producer_id=7, producer_epoch=0, base_sequence=0)
         assert (await client.produce("t", 0, data)).error_code == 0
-        fetched = (await client.fetch("t", 0, 0)).records
+        fetched = (await client.fetch("t", 0, 0)).records or b""
         assert rb.parse_header(fetched).codec == codec
         assert values(fetched) == sent
 

@@ -8,6 +8,7 @@ import asyncio
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,7 +154,7 @@ async def test_no_step_grows_with_the_number_of_new_partitions(tmp_path: Path, s
             "more": CreatePartitionsRequest(topics=[growing], timeout_ms=0, validate_only=True),
         }
         for name, request in requests.items():
-            key = request.api.key
+            key = ApiKey(request.api.key)
             with counted_steps() as steps:
                 answer = await client.request(key, APIS[key].max_version, request)
             results = answer.results if name == "more" else answer.topics
@@ -232,12 +233,12 @@ async def test_no_step_grows_with_a_request_that_faults_strike(tmp_path: Path, s
         numbers = count(1)
         for key, path in STRUCK:
             frame = frame_of(key, path)
-            conditions = [{"topic": f"name-{ELEMENTS - 1}"}, {"topic": f"name-{ELEMENTS - 2}"}]
-            conditions += [{"partition": ELEMENTS - 1}, {"partition": ELEMENTS - 2}] if key in PARTITIONED else []
-            faults = [
-                FailAnswers(api=key.message_name, error="INVALID_REQUEST", after=index % 2 == 1, **condition)
-                for index, condition in enumerate(conditions)
-            ]
+            made = partial(FailAnswers, api=key.message_name, error="INVALID_REQUEST")
+            names = f"name-{ELEMENTS - 1}", f"name-{ELEMENTS - 2}"
+            faults = [made(after=index % 2 == 1, topic=name) for index, name in enumerate(names)]
+            if key in PARTITIONED:
+                numbered = enumerate((ELEMENTS - 1, ELEMENTS - 2))
+                faults += [made(after=index % 2 == 1, partition=number) for index, number in numbered]
             tallies = [Tally(next(numbers), str(tmp_path), lambda *_: None) for _ in faults]
             removes = [answers.install(fault, tally) for fault, tally in zip(faults, tallies, strict=True)]
             with counted_steps() as steps:

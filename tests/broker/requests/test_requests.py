@@ -11,7 +11,6 @@ import pytest
 
 from klamm.broker import handlers
 from klamm.broker.handlers import APIS
-from klamm.broker.requests.security import Client as Principal
 from klamm.broker.requests.security import Operation
 from klamm.protocol import messages
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic
@@ -26,6 +25,7 @@ from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
 from support import group_wire, transaction_wire
+from support.authorizing import Allows, nothing
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, batch, running, until, values
 
@@ -839,21 +839,6 @@ async def test_replicas_move_to_another_log_directory(tmp_path: Path, version: i
 # -- authorization
 
 
-class DenyEverything:
-    """Once `is_on`: before, the controller must be able to tell the broker of the cluster."""
-
-    is_on = False
-
-    def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        assert client.principal == "User:ANONYMOUS"
-        return not self.is_on
-
-
-class DenyTopicT:
-    def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        return not (resource_type is ResourceType.TOPIC and name == "t")
-
-
 def every_request() -> dict[ApiKey, Any]:
     """A request for each API that is served, all about topic `t` or group `g`."""
     request = {key: messages.request_class(key) for key in APIS}
@@ -1089,10 +1074,10 @@ DENIALS = {
 
 
 async def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
-
-    authorizer = DenyEverything()
+    authorizer = Allows()
     async with running(tmp_path, authorizer=authorizer) as (_, client):
-        authorizer.is_on = True
+        # Only now: the controller has told the broker of the cluster.
+        authorizer.rule = nothing
         requests = every_request()
         assert set(requests) == set(APIS) == set(DENIALS)
         for key, body in requests.items():
@@ -1111,10 +1096,14 @@ async def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
         wants = ("t", [to_fetch(0, 0, 1000)])
         answer = await client.request(ApiKey.FETCH, 12, fetch_request(wants, replica_id=1))
         assert error_codes(answer) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    assert authorizer.principals == {"User:ANONYMOUS"}
 
 
 async def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None:
-    async with running(tmp_path, authorizer=DenyTopicT()) as (_, client):
+    def all_but_t(operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return (resource_type, name) != (ResourceType.TOPIC, "t")
+
+    async with running(tmp_path, authorizer=Allows(all_but_t)) as (_, client):
         await client.create_topic("u")
         body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))]), ("u", [(0, batch(b"b"))])])
         answer = await client.request(ApiKey.PRODUCE, 9, body)

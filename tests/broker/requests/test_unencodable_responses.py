@@ -135,7 +135,7 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
         (
             ApiKey.LEADER_AND_ISR,
             5,
-            LeaderAndIsrResponse(None),
+            LeaderAndIsrResponse(None),  # type: ignore[arg-type]
             "LeaderAndIsrResponse v5: error_code: null does not fit Int16",
         ),
         (

@@ -95,7 +95,7 @@ async def test_a_file_where_the_log_directory_should_be(tmp_path: Path, where: s
 async def test_a_log_directory_that_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "read-only"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", path]
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=1m", "none", str(path)]
     if os.getuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
         warnings.warn("NOT TESTED on a file system that is really read-only: mounting one needs root", stacklevel=1)
         pytest.skip("mounting a read-only file system needs root")

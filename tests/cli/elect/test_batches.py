@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from klamm.cli.elect.batches import NOT_NEEDED, Event, Pace, elect_preferred, elect_unclean
+from klamm.cli.elect.batches import NOT_NEEDED, Access, Event, Pace, elect_preferred, elect_unclean
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.diagnosis.election_plans import PartitionLogEnds
 from klamm.processes.tool_errors import ToolError
@@ -14,7 +14,7 @@ PARTITIONS = [TopicPartition("t", number) for number in range(5)]
 P0, P1, P2, P3, P4 = PARTITIONS
 
 
-class Played:
+class Played(Access):
     """Partitions led by broker 2 whose preferred leader is 1. A `slow` partition shows its leader after some looks."""
 
     def __init__(self, count: int = 5) -> None:

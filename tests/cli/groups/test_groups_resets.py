@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.cli.groups.group_resets import (
+    Offsets,
     Plan,
     Reset,
     Scenario,
@@ -26,7 +27,7 @@ P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 
 
 @dataclass
-class Logs:
+class Logs(Offsets):
     """The logs of t-0 to t-2: from 10 to 20 with a record each second, and nothing in t-2."""
 
     asked: list[int] = field(default_factory=list)

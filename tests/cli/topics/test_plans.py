@@ -6,6 +6,7 @@ import pytest
 
 from klamm.cli.topics.plans import (
     Alteration,
+    Chance,
     Wanted,
     alteration_lines,
     alterations,
@@ -30,7 +31,7 @@ def topic(*replicas: str, adding: tuple[int, ...] = ()) -> dict[int, PartitionVi
     }
 
 
-class First:
+class First(Chance):
     """Always draws 0."""
 
     def randrange(self, stop: int, /) -> int:

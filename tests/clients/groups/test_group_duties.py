@@ -95,9 +95,9 @@ def test_members_come_and_go(world: World, group_cluster: GroupCluster, name: st
             assert "lost" not in dict(calls)
         else:
             # Nobody gives back what he keeps.
-            taken = [partition for call, partitions in calls if call == "revoked" for partition in partitions]
-            assert not member.owned.intersection(taken) or member is first
-            assert len(taken) < len(everything)
+            revoked = [partition for call, partitions in calls if call == "revoked" for partition in partitions]
+            assert not member.owned.intersection(revoked) or member is first
+            assert len(revoked) < len(everything)
 
 
 @ALL

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
-from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, Select, expire
+from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, Groups, Select, expire
 from klamm.protocol.consumer_protocol import encode_subscription
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.machine.small_slices import small_slices
@@ -14,7 +14,7 @@ from support.coordination import NOW_MS, a_member
 RETENTION_MS = 1000
 
 
-class OneGroup:
+class OneGroup(Groups):
     """A coordinator's groups; counts how many offsets are removed in a step."""
 
     def __init__(self, group: Group) -> None:

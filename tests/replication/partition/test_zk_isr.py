@@ -1,11 +1,13 @@
 """Leaders that write ISRs by themselves: what they write, what they hear, and when the controller does."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from klamm.protocol.error_codes import ErrorCode
-from klamm.replication.partition.zk_isr import ZkIsrManager
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.replication.partition.zk_isr import IsrStore, ZkIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.keeper_exceptions import ConnectionLoss, SessionExpired
@@ -17,22 +19,22 @@ ME = 1
 REFUSED = ErrorCode.INVALID_UPDATE_VERSION
 
 
-class Store:
+class Store(IsrStore):
     """ZooKeeper: states by partition; a `failure` is raised before or after the write."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.started = self.loop.time()
-        self.versions = {}
-        self.written = []
-        self.announced = []
-        self.failures = []
-        self.failure_after = None
-        self.gate = None
-        self.faults = []
+        self.versions: dict[PartitionKey, int] = {}
+        self.written: list[dict[PartitionKey, LeaderAndIsr]] = []
+        self.announced: list[tuple[float, list[PartitionKey]]] = []
+        self.failures: list[Exception] = []
+        self.failure_after: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.faults: list[BaseException] = []
         self.manager = ZkIsrManager(lambda: self, ME, self.faults.append)
 
-    async def update_leader_and_isr(self, states):
+    async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:
@@ -47,7 +49,7 @@ class Store:
             raise error
         return new
 
-    async def propagate_isr_changes(self, partitions):
+    async def propagate_isr_changes(self, partitions: Sequence[PartitionKey]) -> None:
         if self.failures:
             raise self.failures.pop()
         self.announced.append((self.loop.time() - self.started, list(partitions)))

@@ -66,9 +66,8 @@ def rows(chance: random.Random) -> list[tuple[Any, ...]]:
 
 def test_avro_is_what_to_avro_makes_of_rows_and_from_avro_reads_back(spark: "SparkSession", avro: None) -> None:
     from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
 
-    given = spark.createDataFrame(rows(random.Random(SEED)), StructType.fromDDL(DDL))
+    given = spark.createDataFrame(rows(random.Random(SEED)), DDL)
     structs = given.select(F.struct("*").alias("value"))
     theirs = structs.selectExpr("value", "to_avro(value) AS data").coalesce(1).toArrow()
     value, data = (theirs.column(name).combine_chunks() for name in ("value", "data"))

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -25,7 +26,7 @@ from support.paths import TESTS
 BAD = "bad"
 
 
-def decode(documents: list[bytes | None], fields: dict[str, pa.DataType], **options: str) -> Decoded:
+def decode(documents: Sequence[bytes | None], fields: dict[str, pa.DataType], **options: str) -> Decoded:
     made = make_decoder(ColumnFormat("value", JSON, settings=tuple(sorted(options.items()))), pa.struct(fields.items()))
     decoded = made.decode(pa.array(documents, pa.binary()))
     decoded.column.validate(full=True)

@@ -32,7 +32,8 @@ from klamm.spark.read import partition_reader
 from klamm.spark.read.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, archived, elsewhere, in_delta_table, in_topic
+from support.present import present
+from support.spark.archiving import archived, elsewhere, in_delta_table, in_topic, one_process
 from support.spark.producing import numbered, produce, set_retention
 
 
@@ -42,7 +43,7 @@ def options(cluster, topic, **more):
 
 def run(cluster, topic, directory, *, per_file=10, spark=None, more=None, **arguments):
     given = options(cluster, topic, **(more or {}))
-    spark = spark or OneProcess()
+    spark = spark or one_process()
     return archive(spark, str(directory), given, offsets_per_file=per_file, ranges_per_commit=2, **arguments)
 
 
@@ -433,7 +434,7 @@ def test_configs_and_groups_beside_the_data(cluster, topic, tmp_path):
     consumer.commit(offsets=[TopicPartition(name, 0, 7)], asynchronous=False)
     consumer.close()
     run(cluster, name, tmp_path)
-    snapshot = CommitLog(files_at(str(tmp_path))).snapshot
+    snapshot = present(CommitLog(files_at(str(tmp_path))).snapshot)
     assert snapshot.topics[name].partitions == 2
     assert snapshot.topics[name].configs == {"retention.bytes": "1000000"}
     assert snapshot.groups[group] == {name: {0: 7}}
@@ -443,7 +444,7 @@ def test_configs_and_groups_beside_the_data(cluster, topic, tmp_path):
 def test_from_the_command_line(cluster, topic, tmp_path, monkeypatch):
     name = topic()
     produce(cluster.bootstrap, name, numbered(5))
-    monkeypatch.setattr(pipeline, "session", lambda *_: nullcontext(OneProcess()))
+    monkeypatch.setattr(pipeline, "session", lambda *_: nullcontext(one_process()))
     where = ["--bootstrap-server", cluster.bootstrap, "--topic", name, "--directory", str(tmp_path)]
 
     def called():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.spark.files import Files, files_at
+from klamm.spark.files import Files, FileStatus, files_at
 from klamm.spark.pipelines.commit_log import (
     ArchivedRange,
     ArchiveError,
@@ -168,9 +168,19 @@ class InMemory(Files):
         self.contents.pop(path, None)
 
     def write(self, stem: str, fill: Callable[[Any], bool]) -> None:
-        raise AssertionError("a commit log writes no data files")
+        raise self._of_data()
 
-    find = open = status = write
+    def find(self, stem: str) -> str | None:
+        raise self._of_data()
+
+    def open(self, path: str) -> Any:
+        raise self._of_data()
+
+    def status(self, path: str) -> FileStatus:
+        raise self._of_data()
+
+    def _of_data(self) -> AssertionError:
+        return AssertionError("a commit log has no data files")
 
 
 class Program:

@@ -1,7 +1,6 @@
 """How the work of a pipeline becomes tasks."""
 
 from threading import Event
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,14 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.spark.pipelines.distribution import balanced, distribute, distribute_in_rounds, slots
-from support.spark.archiving import OneProcess
+from support.spark.archiving import one_process
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class OneSlot(OneProcess):
-    sparkContext = SimpleNamespace(defaultParallelism=1)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +42,8 @@ def test_every_piece_is_in_one_group_and_no_group_is_far_heavier(weights: list[i
 
 def test_results_are_in_the_order_of_the_work() -> None:
     work = list(range(50))
-    assert distribute(OneSlot(), work, str, weight=lambda piece: piece % 7) == list(map(str, work))  # type: ignore[arg-type]
-    assert distribute(OneSlot(), [], str) == []  # type: ignore[arg-type]
+    assert distribute(one_process(1), work, str, weight=lambda piece: piece % 7) == list(map(str, work))
+    assert distribute(one_process(1), [], str) == []
 
 
 def test_more_pieces_than_slots_on_spark(spark: "SparkSession") -> None:
@@ -59,7 +54,7 @@ def test_more_pieces_than_slots_on_spark(spark: "SparkSession") -> None:
 
 @pytest.mark.parametrize(("size", "rounds"), [(3, [3, 3, 1]), (7, [7]), (None, [4, 3])])
 def test_rounds(size: int | None, rounds: list[int]) -> None:
-    found = list(distribute_in_rounds(OneSlot(), range(7), str, round_size=size))  # type: ignore[arg-type]
+    found = list(distribute_in_rounds(one_process(1), range(7), str, round_size=size))
     assert list(map(len, found)) == rounds
     assert [each for results in found for each in results] == list(map(str, range(7)))
 
@@ -73,7 +68,7 @@ def test_a_round_is_under_way_before_the_one_before_has_ended() -> None:
         assert second_began.wait(30)
         return str(piece)
 
-    assert list(distribute_in_rounds(OneSlot(), range(2), do, round_size=1)) == [["0"], ["1"]]  # type: ignore[arg-type]
+    assert list(distribute_in_rounds(one_process(1), range(2), do, round_size=1)) == [["0"], ["1"]]
 
 
 def test_no_round_begins_behind_a_failed_one() -> None:
@@ -84,5 +79,5 @@ def test_no_round_begins_behind_a_failed_one() -> None:
         raise ValueError(f"piece {piece}")
 
     with pytest.raises(ValueError, match="piece 0"):
-        list(distribute_in_rounds(OneSlot(), range(9), do, round_size=1))  # type: ignore[arg-type]
+        list(distribute_in_rounds(one_process(1), range(9), do, round_size=1))
     assert sorted(done) == [0, 1]

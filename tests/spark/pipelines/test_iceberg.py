@@ -21,7 +21,7 @@ from klamm.spark.pipelines.archive import archive
 from klamm.spark.pipelines.commit_log import ArchiveError, CommitLog
 from klamm.spark.pipelines.iceberg import IcebergTable
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, as_rows, elsewhere, in_topic
+from support.spark.archiving import as_rows, elsewhere, in_topic, one_process
 from support.spark.producing import numbered, produce
 
 MakeTopic = Callable[..., str]
@@ -41,7 +41,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(cluster: Cluster, topic: str, directory: Path, **more: Any) -> int:
     options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": topic}
-    spark: Any = OneProcess()
+    spark: Any = one_process()
     return archive(spark, str(directory), options, offsets_per_file=10, ranges_per_commit=2, **more).records
 
 

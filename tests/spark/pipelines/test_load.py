@@ -145,7 +145,7 @@ def check(
     proposed = json.loads(capsys.readouterr().out)["proposed"]["partitions"]
     placed = {each["partition"]: list(brokers[:2]) for each in found["partitions"]}
     placed |= {each["partition"]: each["replicas"] for each in proposed}
-    written = Counter(dict.fromkeys(brokers, 0.0))
+    written = dict.fromkeys(brokers, 0.0)
     for key, each in load.items():
         for broker in placed[key.partition]:
             written[broker] += each.bytes_in_per_s

@@ -8,9 +8,12 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.client.verification.compare import Window
+from klamm.client.verification.fetcher import ReplicaFetcher
+from klamm.client.verification.partition import PATIENCE_S, Answer
 from klamm.processes.helper import Helper
 from klamm.protocol.record.records import Record
 from klamm.protocol.vocabulary import TopicPartition as KlammPartition
@@ -57,8 +60,8 @@ def test_time_is_chosen_and_removed_records_are_noticed(cluster_of_three: Cluste
 
     def found(start: int | None, end: int | None) -> tuple[bool, set[int]]:
         """Whether records of that time may have been removed, and the seconds that have batches."""
-        times = (None if second is None else BEGIN_MS + second * SECOND_MS for second in (start, end))
-        options = LoadOptions(*times)
+        start_ms, end_ms = (None if second is None else BEGIN_MS + second * SECOND_MS for second in (start, end))
+        options = LoadOptions(start_ms, end_ms)
         count, ranges = planned(client, "timed", options)
         counted = [_count_range(client, options, each)[0] for each in ranges]
         seconds = {number - BEGIN_MS // SECOND_MS for each in counted for number in each.windows.cells}
@@ -137,21 +140,26 @@ def test_a_followers_high_watermark_is_waited_for(monkeypatch: pytest.MonkeyPatc
     partition = KlammPartition("t", 0)
     behind, known = Window(b"", 20), Window(b"records", 30)
 
-    class Fetcher:
-        broker_id = 1
-
-        def __init__(self, *answers: Window) -> None:
+    class Fetcher(ReplicaFetcher):
+        def __init__(self, client: ClusterClient, answers: Sequence[Window]) -> None:
+            super().__init__(client, 1, PATIENCE_S)
             self.answers = list(answers)
 
-        async def fetch(self, *_: object, **__: object) -> Window:
+        async def fetch(
+            self, partition: TopicPartition, offset: int, max_bytes: int, *, is_alone: bool = False
+        ) -> Answer:
             return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def ask(fetcher: Fetcher, end_offset: int | None) -> Window:
-        wanted = _window(None, fetcher=fetcher, partition=partition, offset=20, end_offset=end_offset)
-        return asyncio.run(wanted)[0]
+    async def asked(answers: Sequence[Window], end_offset: int | None) -> Window:
+        client = ClusterClient([])
+        fetcher = Fetcher(client, answers)
+        return (await _window(client, fetcher=fetcher, partition=partition, offset=20, end_offset=end_offset))[0]
 
-    assert ask(Fetcher(behind, behind, known), 30) == known
-    assert ask(Fetcher(behind, known), None) == behind
-    assert ask(Fetcher(behind, known), 20) == behind
+    def ask(*answers: Window, end_offset: int | None) -> Window:
+        return asyncio.run(asked(answers, end_offset))
+
+    assert ask(behind, behind, known, end_offset=30) == known
+    assert ask(behind, known, end_offset=None) == behind
+    assert ask(behind, known, end_offset=20) == behind
     monkeypatch.setattr("klamm.spark.pipelines.replicas.PATIENCE_S", 0.2)
-    assert ask(Fetcher(behind), 30) == behind
+    assert ask(behind, end_offset=30) == behind

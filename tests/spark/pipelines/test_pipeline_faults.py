@@ -20,7 +20,8 @@ from klamm.spark.pipelines.commit_log import CommitLog
 from klamm.spark.pipelines.offset_runs import offset_map
 from klamm.testing.cluster import Cluster
 from support.paths import TESTS
-from support.spark.archiving import OneProcess, archived, in_topic
+from support.present import present
+from support.spark.archiving import archived, in_topic, one_process
 from support.spark.faults import TIMEOUT_S, Gate, StoppingSession, revive, stop_before, take_leaders_away, three_brokers
 from support.spark.producing import numbered, produce
 from support.spark.reading import read
@@ -69,7 +70,7 @@ def prepare(cluster: Cluster, directory: Path, create: Callable[..., str], sales
     produce(cluster.bootstrap, sales, map(sale, range(60)))
     finished = str(directory / "finished")
     options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": recorded}
-    archive(OneProcess(), finished, options, offsets_per_file=1000)
+    archive(one_process(), finished, options, offsets_per_file=1000)
     return Place(
         cluster.bootstrap, str(directory), finished, source, recorded, replayed, sales, totals, sales_per_trigger
     )
@@ -120,7 +121,7 @@ def launch(place: Place, stops: dict[str, Any], log: Path, **how: Any) -> "subpr
     """Runs all pipelines in a process of its own, which leads a group of processes."""
     given = json.dumps({"place": place.to_json(), "stops": stops, **how})
     with log.open("wb") as output:
-        command = [sys.executable, PROGRAM, given]
+        command = [sys.executable, str(PROGRAM), given]
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
@@ -248,7 +249,7 @@ def test_brokers_killed_in_archive_and_replay(spark: "SparkSession", klamm_helpe
             reading.open()
             done.result()
         assert archived(place.archive, place.source) == in_topic(brokers, place.source)
-        assert CommitLog(files_at(place.archive)).snapshot.groups == {"group": {place.source: {0: 23}}}
+        assert present(CommitLog(files_at(place.archive)).snapshot).groups == {"group": {place.source: {0: 23}}}
         revive(brokers, killed)
 
         with Gate() as writing:

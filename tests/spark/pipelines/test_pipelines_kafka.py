@@ -36,7 +36,7 @@ def create(kafka: RealKafka, *topics: str, **configs: str) -> None:
 def test_archive_and_replay(spark: Any, kafka: RealKafka, tmp_path: Path) -> None:
     """The replayed topic does not exist before; a group goes on in it where it was."""
     create(kafka, "orders", **{"retention.ms": "-1", "segment.bytes": "100000"})
-    records = [
+    records: list[dict[str, Any]] = [
         {"value": None, "key": b"", "partition": 0, "timestamp": 1},
         {"value": b"", "key": None, "partition": 0, "timestamp": 1, "headers": [("h", None), ("h", b"\x00")]},
         *numbered(3000, partition=1),

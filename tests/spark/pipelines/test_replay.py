@@ -4,6 +4,7 @@ import os
 import signal
 from contextlib import suppress
 from itertools import count, pairwise
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -29,10 +30,10 @@ from klamm.spark.pipelines.replay import (
     replay,
 )
 from support.scripted_broker import ScriptedBroker
-from support.spark.archiving import OneProcess, in_topic
+from support.spark.archiving import in_topic, one_process
 from support.spark.producing import numbered, produce
 
-RECORDS = [
+RECORDS: list[dict[str, Any]] = [
     {"value": None, "key": b"", "partition": 0, "timestamp": 1},
     {"value": b"", "key": None, "partition": 0, "timestamp": 1, "headers": [("h", None), ("h", b"\x00")]},
     *numbered(45, partition=2),
@@ -45,13 +46,13 @@ def archived(cluster, topic, tmp_path):
     name = topic(partitions=3, **{"retention.bytes": 1_000_000})
     produce(cluster.bootstrap, name, RECORDS)
     given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": name}
-    archive(OneProcess(), str(tmp_path / "archive"), given, offsets_per_file=20)
+    archive(one_process(), str(tmp_path / "archive"), given, offsets_per_file=20)
     return name
 
 
 def run(cluster, tmp_path, topics, spark=None, output="output", options=None, **arguments):
     given = {"kafka.bootstrap.servers": cluster.bootstrap, **(options or {})}
-    spark = spark or OneProcess()
+    spark = spark or one_process()
     return replay(spark, str(tmp_path / "archive"), str(tmp_path / output), given, topics=topics, **arguments)
 
 
@@ -184,7 +185,7 @@ def test_two_attempts_at_the_same_time_write_nothing_twice(cluster, archived, to
 
     with patch("klamm.spark.pipelines.replay._write_rows", stalls), pytest.raises(KeyboardInterrupt):
         run(cluster, tmp_path, {archived: target})
-    *most, path, done = calls[0]
+    options, producer, rate, piece, path, done = calls[0]
     assert done == 0
     for skip, rows in (0, 7), (7, 5):
         batch = next(_batches(path, skip)).slice(0, rows)
@@ -192,9 +193,9 @@ def test_two_attempts_at_the_same_time_write_nothing_twice(cluster, archived, to
             patch("klamm.spark.pipelines.replay._batches", return_value=iter([batch])),
             pytest.raises(ReplayError, match=f"ends at offset {skip + rows}, and not at 20"),
         ):
-            _write_rows(*most, path, skip)
+            _write_rows(options, producer, rate, piece, path, skip)
     with pytest.raises(KafkaError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
-        _write_rows(*most, path, 7)
+        _write_rows(options, producer, rate, piece, path, 7)
     run(cluster, tmp_path, {archived: target})
     assert in_topic(cluster, target) == in_topic(cluster, archived)
 
@@ -246,17 +247,12 @@ async def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id)
             topics=[list_offsets.ListOffsetsTopicResponse(name="t", partitions=[found])],
         )
 
-    async def main():
-        nonlocal broker
-        async with ScriptedBroker(answer) as broker:
-            client = ClusterClient([("127.0.0.1", broker.port)])
-            try:
-                return await _log_end(client, "t", 0, replica_id)
-            finally:
-                await client.close()
-
-    broker = None
-    assert await main() == 5
+    async with ScriptedBroker(answer) as broker:
+        client = ClusterClient([("127.0.0.1", broker.port)])
+        try:
+            assert await _log_end(client, "t", 0, replica_id) == 5
+        finally:
+            await client.close()
 
 
 def test_a_row_group_at_a_time_is_read(tmp_path):
@@ -292,7 +288,7 @@ def test_groups_go_on_where_they_were(cluster, archived, topic, tmp_path):
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
     consumer.commit(offsets=[TopicPartition(archived, 2, 23), TopicPartition(archived, 1, 0)], asynchronous=False)
     given = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
-    archive(OneProcess(), str(tmp_path / "archive"), given, offsets_per_file=20)
+    archive(one_process(), str(tmp_path / "archive"), given, offsets_per_file=20)
     produce(cluster.bootstrap, target, numbered(5, partition=2))
     produce(cluster.bootstrap, target, numbered(3, partition=1))
     replayed = run(cluster, tmp_path, {archived: target}, commit_groups=True)
@@ -318,7 +314,7 @@ def test_offsets_of_a_topic_that_was_created_again_are_not_translated(cluster, a
     consumer.commit(offsets=[TopicPartition(archived, 2, 30)], asynchronous=False)
     consumer.close()
     archive(
-        OneProcess(), str(tmp_path / "archive"), {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
+        one_process(), str(tmp_path / "archive"), {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": archived}
     )
     told = []
     replayed = run(cluster, tmp_path, None, commit_groups=True, on_warning=told.append)

@@ -1,5 +1,6 @@
 """The topics that a replay writes to: created as far as the brokers can, and checked before the first record."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from klamm.spark.pipelines.replay_topics import (
     retention_warning,
 )
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, in_topic
+from support.spark.archiving import in_topic, one_process
 from support.spark.producing import numbered, produce
 
 NOW_MS = 1_000_000_000_000
@@ -110,7 +111,7 @@ def test_how_long_brokers_know_the_producer(idle_ms: int, expiration: tuple[str,
     assert warning is None if told is None else told in str(warning)
 
 
-def prepare(bootstrap: str, name: str, configs: dict[str, str | None], span: Span | None = None) -> list[str]:
+def prepare(bootstrap: str, name: str, configs: Mapping[str, str | None], span: Span | None = None) -> list[str]:
     """The warnings when a topic with these archived configs is prepared."""
     client = write_options({"kafka.bootstrap.servers": bootstrap}).producer.client
     told: list[str] = []
@@ -197,8 +198,8 @@ def test_old_records_are_refused_before_the_first_is_written(cluster: Cluster, t
     name, target = topic(), topic(**{"message.timestamp.difference.max.ms": 3_600_000})
     produce(cluster.bootstrap, name, numbered(30))
     options = {"kafka.bootstrap.servers": cluster.bootstrap}
-    archive(OneProcess(), str(tmp_path / "archive"), {**options, "subscribe": name}, offsets_per_file=20)
-    arguments: Any = (OneProcess(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
+    archive(one_process(), str(tmp_path / "archive"), {**options, "subscribe": name}, offsets_per_file=20)
+    arguments: Any = (one_process(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
     with pytest.raises(OptionError, match="the oldest record has timestamp 1000, so brokers would refuse it"):
         replay(*arguments, topics={name: target})
     assert in_topic(cluster, target) == []
@@ -219,8 +220,8 @@ def test_a_replay_that_rested_is_told_of(cluster: Cluster, topic: Any, tmp_path:
     name, target = topic(), topic()
     produce(cluster.bootstrap, name, numbered(3))
     options = {"kafka.bootstrap.servers": cluster.bootstrap}
-    archive(OneProcess(), str(tmp_path / "archive"), {**options, "subscribe": name})
-    arguments: Any = (OneProcess(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
+    archive(one_process(), str(tmp_path / "archive"), {**options, "subscribe": name})
+    arguments: Any = (one_process(), str(tmp_path / "archive"), str(tmp_path / "output"), options)
     replay(*arguments, topics={name: target})
     told: list[str] = []
     replay(*arguments, topics={name: target}, on_warning=told.append)

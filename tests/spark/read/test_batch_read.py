@@ -16,7 +16,9 @@ from klamm.spark.read import batch
 from klamm.spark.source import KlammDataSource
 from klamm.testing.cluster import Cluster
 from support.paths import ROOT
+from support.present import present
 from support.spark.producing import numbered, produce
+from support.spark.schemas import struct
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -87,7 +89,7 @@ def test_a_schema_chooses_columns_and_their_order(spark: "SparkSession", cluster
     frame = read(spark, cluster, name, "offset BIGINT, value BINARY")
     assert [tuple(row) for row in frame.orderBy("offset").collect()] == [(0, b"0"), (1, b"1"), (2, b"2")]
     headers = read(spark, cluster, name, "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, offset BIGINT NOT NULL")
-    assert headers.first().asDict(recursive=True) == {"headers": [{"key": "h", "value": b"x"}], "offset": 0}
+    assert present(headers.first()).asDict(recursive=True) == {"headers": [{"key": "h", "value": b"x"}], "offset": 0}
 
 
 def test_a_topic_without_records_and_one_that_is_cut_into_many_tasks(
@@ -190,7 +192,7 @@ def test_a_process_takes_loaded_modules_out_of_garbage_collections_once(
     name = topic()
     produce(cluster.bootstrap, name, numbered(3))
     options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": name}
-    reader = batch.KlammReader(read_options(options, streaming=False), KlammDataSource({}).schema())
+    reader = batch.KlammReader(read_options(options, streaming=False), struct(KlammDataSource({}).schema()))
     frozen: list[int] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(sys.modules)))
     batch._spare_loaded_modules.cache_clear()

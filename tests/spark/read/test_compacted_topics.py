@@ -19,7 +19,7 @@ from klamm.spark.pipelines.load import count_load
 from klamm.spark.pipelines.load_options import LoadOptions
 from klamm.spark.pipelines.replicas import verify
 from klamm.testing.cluster import Cluster
-from support.spark.archiving import OneProcess, archived
+from support.spark.archiving import archived, one_process
 from support.spark.producing import produce
 
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ def test_the_archive(table: Table, tmp_path: Path) -> None:
     lost = records = 0
     with table.growing():
         for _ in range(4):
-            result = archive(OneProcess(), str(tmp_path), options, offsets_per_file=100, ranges_per_commit=2)
+            result = archive(one_process(), str(tmp_path), options, offsets_per_file=100, ranges_per_commit=2)
             lost, records = lost + result.lost_offsets, records + result.records
     table.until_clean()
-    result = archive(OneProcess(), str(tmp_path), options, offsets_per_file=100, ranges_per_commit=2)
+    result = archive(one_process(), str(tmp_path), options, offsets_per_file=100, ranges_per_commit=2)
     rows = [(offset, key, value) for _, offset, key, value, *_ in archived(str(tmp_path), table.name)]
     assert (lost + result.lost_offsets, records + result.records) == (0, len(rows))
     table.check(rows)

@@ -148,7 +148,7 @@ def test_any_bytes_as_records(body: bytes, attributes: int, record_count: int) -
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_as_batches(garbage: bytes, looks_right: bool) -> None:
     if looks_right:
-        garbage = build_batch([Record(b"k", b"v")])[:17] + garbage
+        garbage = bytes(build_batch([Record(b"k", b"v")])[:17]) + garbage
     try:
         decode(garbage)
     except KafkaError as error:

@@ -44,7 +44,7 @@ class FakeCluster:
     refreshes: list[bool] = field(default_factory=list)
     metadata: ClusterMetadata = field(default_factory=ClusterMetadata)
     read_replicas: ReadReplicas = field(default_factory=lambda: ReadReplicas(""))
-    api_versions: dict[int, tuple[int, int]] = field(default_factory=dict)
+    api_versions: dict[ApiKey, tuple[int, int]] = field(default_factory=dict)
 
     async def refresh_metadata(self, topics: list[str], *, elsewhere: bool = False) -> ClusterMetadata:
         self.refreshes.append(elsewhere)

@@ -5,6 +5,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -142,9 +143,8 @@ def test_a_reader_that_is_left_early_stops_fetching(
     name = topic()
     produce(cluster.bootstrap, name, numbered(500), **{"batch.num.messages": 10})
     small = replace(options, fetch_max_bytes=100)
-    reader = read_range(small, PartitionRange(name, 0, 0, 500), ("value",))
-    next(reader)
-    reader.close()
+    with closing(read_range(small, PartitionRange(name, 0, 0, 500), ("value",))) as reader:
+        next(reader)
     assert values(read_range(small, PartitionRange(name, 0, 0, 500), ("value",))) == numbers(0, 500)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.client.cluster import ClusterClient, PartitionMetadata, TopicMetadata
+from klamm.client.cluster import ClusterClient, ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.net.client import ConnectFailed
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
@@ -29,6 +29,7 @@ from klamm.spark.read.planning import (
 )
 from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
+from support.present import present
 from support.spark.producing import numbered, produce
 
 MakeTopic = Callable[..., str]
@@ -38,6 +39,10 @@ A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b",
 
 
 def options(bootstrap: str = "a:1", *, streaming: bool = False, **given_: object) -> ReadOptions:
+    return read(bootstrap, given_, streaming=streaming)
+
+
+def read(bootstrap: str, given_: Mapping[str, object], *, streaming: bool = False) -> ReadOptions:
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given_.items()}
     if not {"assign", "subscribePattern"} & set(texts):
         texts.setdefault("subscribe", "t")
@@ -369,9 +374,7 @@ def test_a_plan_has_everything_and_the_topic_id(cluster: Cluster, filled: str) -
 def test_where_a_batch_begins_and_ends(
     cluster: Cluster, filled: str, given_: dict[str, Any], expected: list[tuple[int, int, int]]
 ) -> None:
-    given_: dict[str, Any] = {
-        name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()
-    }
+    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
     assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))) == expected
 
 
@@ -408,9 +411,7 @@ def test_a_batch_that_begins_behind_the_end_is_a_loss(
 def test_a_batch_that_would_end_before_it_begins_is_an_error(
     cluster: Cluster, filled: str, given_: dict[str, Any], told: str
 ) -> None:
-    given_: dict[str, Any] = {
-        name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()
-    }
+    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
     with pytest.raises(OptionError, match=re.escape(f"{filled}-1 {told}")):
         plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))
 
@@ -513,7 +514,9 @@ def test_a_broker_that_was_just_started_and_knows_no_topic_is_asked_again(
     refresh = ClusterClient.refresh_metadata
     ignorant = []
 
-    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+    async def refresh_metadata(
+        client: ClusterClient, topics: Iterable[str] | None = None, *, elsewhere: bool = False
+    ) -> ClusterMetadata:
         assert elsewhere == bool(ignorant), "who knew nothing is asked again"
         metadata = await refresh(client, topics)
         if len(ignorant) < 5:
@@ -522,9 +525,9 @@ def test_a_broker_that_was_just_started_and_knows_no_topic_is_asked_again(
         return metadata
 
     monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
-    assert spans(plan_batch(options(cluster.bootstrap, **{chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
+    assert spans(plan_batch(read(cluster.bootstrap, {chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
     ignorant.clear()
-    stream = options(cluster.bootstrap, streaming=True, **{chosen: filled})
+    stream = read(cluster.bootstrap, {chosen: filled}, streaming=True)
     start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
     assert planning.latest_position(stream, start).offsets == start.offsets
 
@@ -537,7 +540,9 @@ def test_a_loss_is_not_believed_because_brokers_were_gone_before(
     refresh = ClusterClient.refresh_metadata
     asked = []
 
-    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+    async def refresh_metadata(
+        client: ClusterClient, topics: Iterable[str] | None = None, *, elsewhere: bool = False
+    ) -> ClusterMetadata:
         asked.append(elsewhere)
         if len(asked) == 1:
             await asyncio.sleep(2 * planning.MISSING_TIMEOUT_MS / 1000)
@@ -548,9 +553,9 @@ def test_a_loss_is_not_believed_because_brokers_were_gone_before(
 
     monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 400)
     monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
-    assert spans(plan_batch(options(cluster.bootstrap, **{chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
+    assert spans(plan_batch(read(cluster.bootstrap, {chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
     asked.clear()
-    impatient = options(cluster.bootstrap, streaming=True, **{chosen: filled, "fetchOffset.numRetries": 0})
+    impatient = read(cluster.bootstrap, {chosen: filled, "fetchOffset.numRetries": 0}, streaming=True)
     start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
     assert planning.latest_position(impatient, start).offsets == start.offsets
 
@@ -626,9 +631,9 @@ def test_who_knows_only_a_former_leader_is_not_asked_for_the_leader_again(
     refresh, connection_to = ClusterClient._refresh, ClusterClient.connection_to
     asked = []
 
-    async def refresh_metadata(client: ClusterClient, topics: object, *, elsewhere: bool) -> object:
+    async def refresh_metadata(client: ClusterClient, topics: Sequence[str] | None, *, elsewhere: bool) -> None:
         asked.append(elsewhere)
-        return await refresh(client, topics, elsewhere=False)
+        await refresh(client, topics, elsewhere=False)
 
     async def connected(client: ClusterClient, broker: int) -> object:
         if len(asked) < 2:
@@ -648,5 +653,5 @@ def test_a_plan_survives_the_death_of_a_leader(klamm_cluster_factory: Callable[.
     given_ = options(cluster.bootstrap)
     # Now the client knows the leaders, one of which it will not find again.
     assert spans(plan_batch(given_)) == [(0, 0, 3), (1, 0, 4)]
-    cluster.kill(cluster.leader("t", 0))
+    cluster.kill(present(cluster.leader("t", 0)))
     assert spans(plan_batch(given_)) == [(0, 0, 3), (1, 0, 4)]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
@@ -283,15 +284,15 @@ async def _consumed(bootstrap: str, rack: str, count: int) -> list[bytes | None]
     options = ClientOptions(parse_addresses("bootstrap.servers", bootstrap), client_rack=rack)
     client = make_client(options, SystemEnvironment().random)
     served: list[TopicPartition] = []
-    client.read_replicas.serves = served.append
-    consumer = Consumer(
-        client, ConsumerOptions(auto_offset_reset=OffsetReset.EARLIEST, max_partition_fetch_bytes=10_000)
-    )
-    consumer.assign({TopicPartition("t", 0): None})
-    values: list[bytes | None] = []
-    async with asyncio.timeout(30):
-        while len(values) < count:
-            values += [record.value for record in await consumer.poll(1_000)]
+    with patch.object(client.read_replicas, "serves", served.append):
+        consumer = Consumer(
+            client, ConsumerOptions(auto_offset_reset=OffsetReset.EARLIEST, max_partition_fetch_bytes=10_000)
+        )
+        consumer.assign({TopicPartition("t", 0): None})
+        values: list[bytes | None] = []
+        async with asyncio.timeout(30):
+            while len(values) < count:
+                values += [record.value for record in await consumer.poll(1_000)]
     await consumer.close()
     await client.close()
     assert served

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from support.spark.producing import numbered, produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 MakeTopic = Callable[..., str]
 Row = tuple[int, int, bytes]
@@ -23,9 +24,11 @@ Row = tuple[int, int, bytes]
 class Query:
     """A streaming query that keeps the rows of each batch; each `run` goes on where the one before ended."""
 
-    def __init__(self, spark: "SparkSession", cluster: Cluster, topic: str, directory: Path, **options: object) -> None:
+    def __init__(
+        self, spark: "SparkSession", cluster: Cluster, topic: str, directory: Path, **options: str | int
+    ) -> None:
         self._spark = spark
-        self.options = {
+        self.options: dict[str, str | int] = {
             "kafka.bootstrap.servers": cluster.bootstrap,
             "subscribe": topic,
             "startingOffsets": "earliest",
@@ -34,6 +37,9 @@ class Query:
         self._checkpoint = str(directory / "checkpoint")
         self.batches: dict[int, list[Row]] = {}
         self.fail_in_batch: int | None = None
+
+    def has_read(self, rows: int) -> bool:
+        return sum(map(len, self.batches.values())) >= rows
 
     def start(self, **trigger: Any) -> "StreamingQuery":
         reader = self._spark.readStream.format("klamm").schema("partition INT, offset BIGINT, value BINARY")
@@ -117,7 +123,7 @@ def test_a_topic_that_was_missing_and_comes_back_is_read_on(
     other = topic()
     for each in (name, other):
         produce(cluster.bootstrap, each, numbered(3))
-    options = {"failOnDataLoss": "false", "fetchOffset.numRetries": 0}
+    options: dict[str, str | int] = {"failOnDataLoss": "false", "fetchOffset.numRetries": 0}
     query = Query(spark, cluster, name, tmp_path, subscribe=f"{name},{other}", **options)
     assert query.run() == sorted([*rows(3), *rows(3)])
     query.options["subscribe"] = other
@@ -178,7 +184,7 @@ def test_a_stream_outlives_its_brokers(
         cluster.kill(broker)
         produce(cluster.bootstrap, "t", [r for number in range(3) for r in numbered(20, number, first=20 * broker)])
         cluster.start(broker)
-        cluster.until(lambda end=broker + 1: sum(map(len, query.batches.values())) >= 60 * end, timeout=60)
+        cluster.until(partial(query.has_read, 60 * (broker + 1)), timeout=60)
     running.stop()
     everything = sorted(row for batch in query.batches.values() for row in batch)
     assert everything == [row for number in range(3) for row in rows(60, number)]
@@ -190,7 +196,7 @@ def test_offsets_are_committed_to_a_group(
     name = topic(partitions=2)
     produce(cluster.bootstrap, name, [*numbered(30), *numbered(10, partition=1)])
     group = f"group-of-{name}"
-    options = {"kafka.group.id": group, "commitOffsets": "true", "maxOffsetsPerTrigger": 20}
+    options: dict[str, str | int] = {"kafka.group.id": group, "commitOffsets": "true", "maxOffsetsPerTrigger": 20}
     query = Query(spark, cluster, name, tmp_path, **options)
     query.run()
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})

@@ -25,14 +25,15 @@ from klamm.spark.formats.coding import EncodingError
 from klamm.spark.formats.deriving import avro_schema
 from klamm.spark.formats.encoders.avro import encoder
 from klamm.spark.formats.settings import ColumnFormat
+from support.present import present
 
 
 def encode(schema: Any, array: pa.Array) -> list[bytes | None]:
     return encoder(ColumnFormat("value", "avro", json.dumps(schema)), array.type).encode(array).to_pylist()
 
 
-def decoded(schema: Any, data: bytes) -> Any:
-    return fastavro.schemaless_reader(io.BytesIO(data), schema)
+def decoded(schema: Any, data: bytes | None) -> Any:
+    return fastavro.schemaless_reader(io.BytesIO(present(data)), schema)
 
 
 def record(**fields: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructType
 
 from klamm.spark.options import OptionError, write_options
 from klamm.spark.write.sink import KlammStreamWriter, KlammWriter, Written
 from support.spark.reading import read, values_read
+from support.spark.schemas import struct
 
 SCHEMA = "topic string, partition int, key string, value binary, headers array<struct<key:string,value:binary>>"
 
@@ -97,7 +97,7 @@ def test_a_stream(spark, cluster, topic, tmp_path):
 def test_a_worker_gets_the_writer_and_sends_what_it_has_written(cluster, topic):
     name = topic()
     options = write_options({"kafka.bootstrap.servers": cluster.bootstrap, "topic": name})
-    schema = StructType.fromDDL("value string, other int")
+    schema = struct("value string, other int")
     for kind in (KlammWriter, KlammStreamWriter):
         writer = pickle.loads(pickle.dumps(kind(options, schema)))
         written = writer.write(iter([pa.record_batch({"value": ["a"] * 3, "other": [1, 2, 3]})] * 2))
@@ -126,11 +126,11 @@ def test_columns_that_cannot_be_written(topic_option, schema, message):
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", **({"topic": topic_option} if topic_option else {})}
     for kind in (KlammWriter, KlammStreamWriter):
         with pytest.raises(OptionError) as error:
-            kind(write_options(given), StructType.fromDDL(schema))
+            kind(write_options(given), struct(schema))
         assert message in str(error.value)
 
 
 def test_types_that_are_as_good():
     options = write_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
     schema = "value binary, headers array<struct<key:string not null,value:binary not null>>, topic int"
-    KlammWriter(options, StructType.fromDDL(schema))
+    KlammWriter(options, struct(schema))

@@ -31,6 +31,7 @@ from klamm.spark.write.transactions import MissingTransactions, NotWritten
 from klamm.spark.write.writing import RecordWriter, record_writer
 from klamm.testing.cluster import Cluster
 from support.oracles import RealKafka
+from support.present import present
 from support.spark.kafka_broker import WITH_TRANSACTIONS, running_with_transactions
 from support.spark.transactional_writes import (
     Query,
@@ -216,7 +217,7 @@ def test_a_task_that_does_not_know_its_micro_batch_fails(new_query: NewQuery) ->
     query.run(0, [A])
     planned = query.writer()
     with within_task(1, 0, 0):
-        TaskContext.get()._localProperties.clear()
+        present(present(TaskContext.get())._localProperties).clear()
         with pytest.raises(RuntimeError, match=r"streaming\.sql\.batchId"):
             planned.write(iter([pa.record_batch({"value": B})]))
 

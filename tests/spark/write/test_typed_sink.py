@@ -20,6 +20,7 @@ from pyspark.sql.types import ArrayType, DayTimeIntervalType, LongType, MapType,
 from klamm.spark.options import OptionError, write_options
 from klamm.spark.write.sink import KlammWriter
 from klamm.spark.write.typed import TypedColumns, UnwritableRow
+from support.present import present
 from support.schema_registry import SchemaRegistry
 from support.schema_registry.messages import message_classes, proto_file
 from support.spark.reading import read, values_read
@@ -138,10 +139,11 @@ def test_a_string_that_is_no_text_is_told_with_row_and_field(name: str) -> None:
     texts = pa.array([b"fine", None, b"secret\xff"]).view(pa.string())
     maps = pa.MapArray.from_arrays(pa.array([0, 1, 3], pa.int32()), keys, texts)
     batch = pa.record_batch({"value": pa.StructArray.from_arrays([maps], fields=list(NOTE_TYPE))})
+    columns = TypedColumns(present(made._sink._options.typed), "orders")
     with pytest.raises(
         UnwritableRow, match=r"row 2 of this task, for the topic orders, .*notes\[\]\.value is not UTF-8"
     ):
-        TypedColumns(made._sink._options.typed, "orders").encode(batch)
+        columns.encode(batch)
 
 
 def test_a_map_that_has_a_key_twice_is_told_with_its_row() -> None:

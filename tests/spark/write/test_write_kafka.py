@@ -53,7 +53,9 @@ def test_records_of_all_kinds_in_a_topic_that_did_not_exist(kafka: RealKafka, ka
     columns = {
         "key": pa.array([row[0] for row in rows], pa.binary()),
         "value": pa.array([row[1] for row in rows], pa.binary()),
-        "headers": pa.array([row[2] and [{"key": k, "value": v} for k, v in row[2]] for row in rows], HEADERS),
+        "headers": pa.array(
+            [row[2] if row[2] is None else [{"key": k, "value": v} for k, v in row[2]] for row in rows], HEADERS
+        ),
         "partition": pa.array([0] * len(rows), pa.int32()),
     }
     write(kafka, topic, columns, **{"kafka.compression.type": codec, "kafka.batch.size": "100000"})

@@ -12,6 +12,7 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.spark.options import write_options
 from klamm.spark.write.writing import RecordWriter, record_writer
 from klamm.testing.cluster import Cluster
+from support.present import present
 from support.spark.reading import read, values_read
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -42,7 +43,7 @@ def test_every_column_and_compression(cluster, topic, codec):
             "key": pa.array([row[2] for row in rows], pa.binary()),
             "value": pa.array([row[3] for row in rows], pa.binary()),
             "headers": pa.array(
-                [row[4] and [{"key": key, "value": value} for key, value in row[4]] for row in rows], HEADERS
+                [row[4] if row[4] is None else [{"key": k, "value": v} for k, v in row[4]] for row in rows], HEADERS
             ),
         }
     )
@@ -155,7 +156,7 @@ def test_topics_are_created_where_brokers_may(cluster):
     with record_writer(options(cluster)) as writer:
         writer.write(pa.record_batch({"topic": ["made-by-writing"] * 2, "value": [b"a", b"b"]}))
         writer.flush()
-    assert sorted(chain.from_iterable(values_read(cluster, "made-by-writing").values())) == [b"a", b"b"]
+    assert sorted(map(present, chain.from_iterable(values_read(cluster, "made-by-writing").values()))) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_brokers_killed_and_stopped_under_a_writer(klamm_helper):
 
             for fault, partition in ((cluster.stop, 1), (cluster.kill, 2)):
                 write_some()
-                leader = cluster.leader("t", partition)
+                leader = present(cluster.leader("t", partition))
                 fault(leader)
                 write_some()
                 writer.flush()

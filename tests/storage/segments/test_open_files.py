@@ -10,7 +10,7 @@ from klamm.simulation.machine import disk as simulated_disk
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_directory import MetaProperties
-from klamm.storage.segments.open_files import MIN_OPEN_FILES, OpenFiles
+from klamm.storage.segments.open_files import MIN_OPEN_FILES, OpenFile, OpenFiles
 from support.logs import DiskEnvironment, append, read_all
 
 DIRECTORY = "/data"
@@ -20,8 +20,8 @@ CONFIG = LogConfig(index_interval_bytes=0)
 pytestmark = pytest.mark.loop("virtual")
 
 
-class Holder:
-    def __init__(self, files, name, is_pinned=False):
+class Holder(OpenFile):
+    def __init__(self, files: OpenFiles, name: str, is_pinned: bool = False) -> None:
         self.files, self.name, self.is_pinned = files, name, is_pinned
         self.was_used = self.is_open = False
 
@@ -31,7 +31,7 @@ class Holder:
             self.is_open = True
             self.files.opened(self)
 
-    def close_if_idle(self):
+    def close_if_idle(self) -> bool:
         if self.is_pinned:
             return False
         self.is_open = False
@@ -80,7 +80,7 @@ def test_a_closed_file_gives_its_descriptor_to_the_next_and_there_are_still_too_
                 free.remove(taken[self])
             super().use()
 
-        def close_if_idle(self):
+        def close_if_idle(self) -> bool:
             free.add(taken.pop(self))
             return super().close_if_idle()
 

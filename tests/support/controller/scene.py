@@ -17,6 +17,7 @@ from klamm.config.current import CurrentConfig
 from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerEvent, Startup
+from klamm.controller.parts import Channels
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.leader_and_isr import (
@@ -50,7 +51,7 @@ class Sent(NamedTuple):
     body: Any
 
 
-class FakeChannels:
+class FakeChannels(Channels):
     """Notes the requests, and answers them in a later turn of the loop as the scene says."""
 
     def __init__(self, scene: "Scene", sender: int) -> None:

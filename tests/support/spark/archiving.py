@@ -5,7 +5,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,11 +14,18 @@ from deltalake import DeltaTable
 from klamm.spark.pipelines.archive import files
 from support.spark.reading import read
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-class OneProcess:
-    """As much of a SparkSession as `distribute` needs; tasks run in this process, the tasks of a job one by one."""
 
-    sparkContext = SimpleNamespace(defaultParallelism=16)
+def one_process(slots: int = 16) -> "SparkSession":
+    """As much of a session as `distribute` needs; tasks run in this process, the tasks of a job one by one."""
+    return _OneProcess(slots)  # type: ignore[return-value]  # a session of Spark's own has a JVM
+
+
+class _OneProcess:
+    def __init__(self, slots: int) -> None:
+        self.sparkContext = SimpleNamespace(defaultParallelism=slots)
 
     def range(self, start: int, end: int, step: int, partitions: int) -> "_OneFrame":
         return _OneFrame([pa.record_batch({"id": [number]}) for number in range(start, end, step)])

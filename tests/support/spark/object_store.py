@@ -29,7 +29,7 @@ from klamm.spark.pipelines import delta
 from klamm.spark.pipelines.archive import Progress, archive
 from klamm.spark.pipelines.commit_log import CommitLog
 from support.s3mock import running_s3mock
-from support.spark.archiving import OneProcess, as_rows
+from support.spark.archiving import as_rows, one_process
 
 T = TypeVar("T")
 
@@ -253,7 +253,7 @@ def archive_here(
 ) -> Any:
     """Archives in this process, whose tasks run one after another."""
     return archive(
-        OneProcess(),  # type: ignore[arg-type]
+        one_process(),
         url,
         options,
         offsets_per_file=per_file,

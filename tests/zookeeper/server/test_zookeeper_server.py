@@ -18,6 +18,7 @@ from klamm.zookeeper.keeper_exceptions import ZooKeeperErrorCode
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, OpCode, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.cnxn import MAX_HELD
+from support.one_broker import socket_transport
 from support.zookeeper.stage import Stage, run
 from support.zookeeper.wire import Reply, WireClient
 
@@ -404,7 +405,7 @@ def test_a_client_that_does_not_read_is_muted_and_the_others_are_served() -> Non
     async def scenario(stage: Stage) -> None:
         greedy, other = await stage.client(timeout_ms=40_000), await stage.client()
         await greedy.call(messages.Create("/big", bytes(900_000)))
-        greedy.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        socket_transport(greedy.writer).pause_reading()
         for _ in range(300):
             greedy.send(messages.GetData("/big"))
         await asyncio.sleep(5)
@@ -416,7 +417,7 @@ def test_a_client_that_does_not_read_is_muted_and_the_others_are_served() -> Non
         assert not (await other.call(messages.Create("/small", b""))).error
         await asyncio.sleep(5)
         assert connection.received == executed
-        greedy.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        socket_transport(greedy.writer).resume_reading()
         for _ in range(300):
             reply = await greedy.reply()
             assert isinstance(reply.response, messages.GetDataResponse)
