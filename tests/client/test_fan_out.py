@@ -1,7 +1,7 @@
 """Requests to leaders, coordinators, brokers and the controller: which broker gets what, and what is retried."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from klamm.client.admin.topics import CreatedTopic, NewTopic, create_topics
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.fan_out import checked, error_of, fan_out
 from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
-from klamm.net.client import ClientError, ConnectFailed, Disconnected, UnsupportedVersion
+from klamm.net.client import ClientError, ConnectFailed, Connection, Disconnected, UnsupportedVersion
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.create_topics import CreateTopicsResponse
 from klamm.protocol.apis.delete_groups import DeleteGroupsResponse
@@ -29,6 +29,7 @@ from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassi
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, ConfigResourceType, ElectionType, TopicPartition
+from support.played_connection import PlayedConnection
 from support.processes import free_port
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 
@@ -102,12 +103,12 @@ async def test_a_partition_may_be_missing_for_a_while() -> None:
         client = cluster.client()
         send, cluster.topics = client.refresh_metadata_once, {}
 
-        async def refresh(*topics: object, **options: bool) -> None:
+        async def refresh(topics: Iterable[str] | None = None, *, elsewhere: bool = False) -> None:
             if cluster.metadata_requests == 2:
                 cluster.topics = {"t": [0]}
-            await send(*topics, **options)  # type: ignore[arg-type]
+            await send(topics, elsewhere=elsewhere)
 
-        client.refresh_metadata_once = refresh  # type: ignore[assignment]
+        client.refresh_metadata_once = refresh
         assert await ask(client, P0, missing_timeout_ms=60_000) == {P0: 5}
         assert await ask(client, P1, missing_timeout_ms=5) == {P1: "UNKNOWN_TOPIC_OR_PARTITION"}
 
@@ -341,13 +342,11 @@ EXPECTED = {
 OUTCOMES = st.sampled_from([FINE, PASSES, PASSES, REFUSED, LEFT_OUT, LOST, UNREACHABLE])
 
 
-class Brokers:
+class Brokers(ClusterClient):
     """Two brokers, in place of a client; item n belongs to broker n % 2. `outcomes` has those of each item in turn."""
 
-    retry = RetryPolicy(deadline_ms=8, backoff_ms=1, max_backoff_ms=1)
-    is_closed = False
-
     def __init__(self, outcomes: list[list[str]]) -> None:
+        super().__init__([("nowhere", 1)], retry=RetryPolicy(deadline_ms=8, backoff_ms=1, max_backoff_ms=1))
         self.seen: list[list[str]] = [[] for _ in outcomes]
         self._outcomes = [list(reversed(each)) for each in outcomes]
         self._now: dict[int, str] = {}
@@ -356,13 +355,15 @@ class Brokers:
         self._now = {item: self._outcomes[item].pop() if self._outcomes[item] else FINE for item in items}
         return {item: item % 2 for item in items}
 
-    async def connection_to(self, broker_id: int) -> int:
+    async def connection_to(self, broker_id: int) -> Connection:
         if UNREACHABLE in self._of(broker_id):
             self._note(broker_id, UNREACHABLE)
             raise ConnectFailed("unreachable")
-        return broker_id
+        return PlayedConnection(broker_id)
 
-    async def ask(self, broker_id: int, items: Sequence[int]) -> dict[int, object]:
+    async def ask(self, connection: Connection, items: Sequence[int]) -> dict[int, object]:
+        assert isinstance(connection, PlayedConnection)
+        broker_id = connection.broker_id
         if LOST in self._of(broker_id):
             self._note(broker_id, LOST)
             raise Disconnected("lost")
@@ -386,7 +387,7 @@ def test_every_item_has_the_result_of_its_last_attempt_and_nothing_final_is_aske
 ) -> None:
     brokers = Brokers(outcomes)
     items = range(len(outcomes))
-    asking = fan_out(brokers, items, brokers.route, brokers.ask, repeatable=repeatable)  # type: ignore[arg-type]
+    asking = fan_out(brokers, items, brokers.route, brokers.ask, repeatable=repeatable)
     results = asyncio.run(asking)
     passing = {PASSES, UNREACHABLE, LOST} if repeatable else {PASSES, UNREACHABLE}
     assert list(results) == list(items)

@@ -1,7 +1,7 @@
 """Work on very many partitions lets others have the loop: a reassignment, an answer to StopReplica."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,11 @@ from klamm.controller.context import ControllerContext
 from klamm.controller.events import ControllerRequestSender, TopicDeletionStopReplicaResponseReceived
 from klamm.controller.reassignment import api_partition_reassignment, list_partition_reassignments
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.znodes.controller_store import ControllerStore
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 from support.controller.state_machines import context_with
 
 TOPICS = [f"t{number}" for number in range(50)]
@@ -42,21 +46,28 @@ class Looks:
         return await working
 
 
-class Store:
+class Store(ControllerStore):
     """All states are there; all that is written is accepted."""
 
     def __init__(self, looks: Looks) -> None:
         self._looks = looks
 
-    async def partition_states(self, partitions: Any, watch: Any = None) -> dict[Any, LeaderAndIsr]:
-        self._looks.add(len(partitions))
-        await asyncio.sleep(0)
-        return dict.fromkeys(partitions, LeaderAndIsr(1, 5, (1,), 1, 7))
-
-    async def update_partition_states(self, states: Any, guard: int) -> dict[Any, int]:
+    async def partition_states(
+        self, partitions: Iterable[PartitionKey], watch: Callable[[PartitionKey], None] | None = None
+    ) -> dict[PartitionKey, LeaderAndIsr | ZnodeError]:
+        states: dict[PartitionKey, LeaderAndIsr | ZnodeError] = {
+            each: LeaderAndIsr(1, 5, (1,), 1, 7) for each in partitions
+        }
         self._looks.add(len(states))
         await asyncio.sleep(0)
-        return dict.fromkeys(states, 8)
+        return states
+
+    async def update_partition_states(
+        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None = None
+    ) -> dict[PartitionKey, int | ZooKeeperError]:
+        self._looks.add(len(states))
+        await asyncio.sleep(0)
+        return {partition: 8 for partition in states}
 
     async def update_partition_assignments(self, assignments: Any, guard: int) -> set[str]:
         await asyncio.sleep(0)

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from klamm.faults import control_port
+from klamm.faults.chronicle import Chronicle
 from klamm.faults.commands import FailAnswers, Json, Server, from_json, kinds
 from klamm.faults.commands.schema import schema
 from klamm.faults.control import Control
@@ -47,7 +48,9 @@ class Owner(control_port.Owner):
         await self.before_end()
 
 
-class CaughtUp:
+class CaughtUp(Chronicle):
+    """There is no ZooKeeper."""
+
     def __init__(self, control: Control) -> None:
         self._control = control
 
@@ -83,7 +86,7 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     owner = Owner()
     control = Control(tmp_path / "faults", lambda: 17)
-    port = ControlPort(control, CaughtUp(control), owner, TOKEN)  # type: ignore[arg-type]  # there is no ZooKeeper
+    port = ControlPort(control, CaughtUp(control), owner, TOKEN)
     await port.bind()
     await port.start()
     yield Scene(port, owner)

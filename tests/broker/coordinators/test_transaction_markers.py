@@ -1,12 +1,13 @@
 """The end of transactions in partitions: the requests that write markers and describe producers, and who sends them."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from klamm.broker.coordinators.marker_appends import MarkerAppends
 from klamm.broker.coordinators.transaction_markers import TransactionMarkers
 from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.config.broker import BrokerConfig
@@ -23,9 +24,11 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.keeper_exceptions import SessionExpired
 from support.group_wire import find_coordinator
+from support.known_znodes import KnownZnodes
 from support.one_broker import Client, batch, running, until
 from support.present import present
 from support.scripted_broker import Asked, ScriptedBroker
@@ -252,19 +255,19 @@ async def test_producers_and_their_open_transactions_are_described(tmp_path: Pat
 # -- the sender of markers
 
 
-class Scene:
+class Scene(MarkerAppends):
     """The markers of broker 5. `addresses` has the live brokers."""
 
-    def __init__(self, store: Any = None, **properties: str) -> None:
+    def __init__(self, store: KafkaZooKeeper | None = None, **properties: str) -> None:
         self.addresses: dict[int, tuple[str, int]] = {}
         self.appended: list[TransactionMarker] = []
         self.cache = MetadataCache()
         properties |= {"zookeeper.connect": "z"}
         config = BrokerConfig.from_properties({key.replace("_", "."): value for key, value in properties.items()})
-        appends: Any = self
-        self.markers = TransactionMarkers(config, 5, self.cache, self.addresses.get, appends, lambda: store)
+        zookeeper = store or KnownZnodes()
+        self.markers = TransactionMarkers(config, 5, self.cache, self.addresses.get, self, lambda: zookeeper)
 
-    async def append(self, markers: list[TransactionMarker]) -> Any:
+    async def append(self, markers: Sequence[TransactionMarker]) -> Any:
         """Stands for `MarkerAppends.append`."""
         self.appended += markers
         appended = asyncio.get_running_loop().create_future()
@@ -434,16 +437,21 @@ async def test_partitions_that_do_not_exist_are_told_from_those_that_are_only_un
         assert await markers.deleted([("t", 0), ("t", 2), ("absent", 0), ("t", 1)]) == [("t", 2), ("absent", 0)]
 
 
-class TopicsInZooKeeper:
+class TopicsInZooKeeper(KnownZnodes):
     """`a` and `b` exist, with one partition each; `b` is marked for deletion."""
 
-    async def existing_topics(self, names: Any) -> Any:
+    async def existing_topics(self, names: Iterable[str]) -> dict[str, None]:
         return {name: None for name in names if name in "ab"}
 
-    async def topic_deletions(self) -> list[str]:
+    async def topic_deletions(self, watch: Callable[[], None] | None = None) -> list[str]:
         return ["b"]
 
-    async def topic_assignments(self, names: list[str]) -> dict[str, TopicAssignment]:
+    async def topic_assignments(
+        self,
+        names: Sequence[str],
+        watch: Callable[[str], None] | None = None,
+        malformed: dict[str, str] | None = None,
+    ) -> dict[str, TopicAssignment]:
         return {name: TopicAssignment({0: (0,)}) for name in names}
 
 
@@ -460,8 +468,8 @@ async def test_a_topic_counts_as_deleted_from_when_its_deletion_has_begun() -> N
     assert await scene.markers.deleted(asked) == [("a", 1), ("c", 0)]
 
 
-class LostSession:
-    async def existing_topics(self, names: Any) -> Any:
+class LostSession(KnownZnodes):
+    async def existing_topics(self, names: Iterable[str]) -> dict[str, None]:
         raise SessionExpired
 
 

@@ -1,9 +1,8 @@
 """ElectLeaders and UpdateFeatures as clients see them, and the features that ApiVersions tells."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.broker.registration.finalized_features import FinalizedFeatureCache
 from klamm.broker.registration.registration import BrokerStartError
 from klamm.broker.start import broker as composition
+from klamm.controller.controller import KafkaController
 from klamm.controller.leader_election import ElectionResults
 from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -109,14 +109,14 @@ async def test_what_is_denied_elects_nothing(tmp_path: Path) -> None:
         assert await elect(client, None) == (code, {})
 
 
-class FakeController:
+class FakeController(KafkaController):
     """Has elected broker 1 for these partitions, and refuses the others."""
 
     def __init__(self, *elected: PartitionKey) -> None:
         self.elected = elected
-        self.is_active = True
+        self._is_active = True
 
-    async def elect_leaders(self, partitions: Any, kind: ElectionType) -> ElectionResults:
+    async def elect_leaders(self, partitions: Sequence[PartitionKey], election_type: ElectionType) -> ElectionResults:
         if not self.is_active:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "another one is")
         refused = KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
@@ -134,7 +134,7 @@ async def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
         return [NONE if error is None else error.code for error in results.values()]
 
     cache, controller = MetadataCache(), FakeController(("t", 0), ("u", 0))
-    elections = LeaderElections(controller, cache)  # type: ignore[arg-type]  # what it uses of a controller
+    elections = LeaderElections(controller, cache)
     partitions = [("t", 0), ("u", 0), ("v", 0)]
 
     async def elect(timeout_ms: float) -> dict[PartitionKey, KafkaError | None]:
@@ -155,7 +155,7 @@ async def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
         results = await elect(timeout_ms)
         assert codes(results) == [NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.ELECTION_NOT_NEEDED]
     assert len(elections.purgatory) == 0
-    controller.is_active = False
+    controller._is_active = False
     results = await elect(60_000)
     assert codes(results) == [ErrorCode.NOT_CONTROLLER] * 3
 

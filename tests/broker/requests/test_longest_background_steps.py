@@ -7,7 +7,7 @@ With the usual slices, and sizes that fill them, the tests take minutes (`make i
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,9 @@ from klamm.protocol.apis.fetch import EpochEndOffset, FetchRequest, FetchRespons
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.records import ControlRecordType, Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.vocabulary import READ_COMMITTED
+from klamm.protocol.vocabulary import READ_COMMITTED, PartitionKey
 from klamm.replication.fetcher.fetcher import ReplicaFetcher
-from klamm.replication.fetcher.leader_endpoint import LeaderOffset
+from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint, LeaderOffset
 from klamm.replication.quota import ReplicationQuota
 from klamm.simulation.machine.small_slices import small_slices
 from klamm.storage.compaction.grouping import MAX_SEGMENTS
@@ -125,13 +125,12 @@ async def fill(log: Log, segments: int, **header: Any) -> None:
 # -- followers --------------------------------------------------------------------------------------------------------
 
 
-class Endpoint:
+class Endpoint(LeaderEndpoint):
     """A leader that answers one fetch, and then no more."""
 
-    leader_id = 2
-    truncates_on_fetch = True
-
     def __init__(self, *results: PartitionData) -> None:
+        self.leader_id = 2
+        self.truncates_on_fetch = True
         self._responses = [fetch_response(("t", list(results)), session_id=7)]
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
@@ -139,7 +138,9 @@ class Endpoint:
             await asyncio.get_running_loop().create_future()
         return self._responses.pop()
 
-    async def list_offsets(self, timestamp: int, leader_epochs: Any) -> dict[Any, LeaderOffset]:
+    async def list_offsets(
+        self, timestamp: int, leader_epochs: Mapping[PartitionKey, int]
+    ) -> dict[PartitionKey, LeaderOffset]:
         """Its log is far ahead."""
         return dict.fromkeys(leader_epochs, LeaderOffset(ErrorCode.NONE, FAR))
 
@@ -152,7 +153,7 @@ class Endpoint:
 async def fetching(broker: Broker, **result: Any) -> AsyncIterator[Callable[[], ReplicaFetcher]]:
     """Starts a fetcher of t-0, whose leader answers with this result."""
     await broker.tell(state(leader=2, epoch=1, isr=(2,)))
-    endpoint: Any = Endpoint(PartitionData(partition_index=0, last_stable_offset=0, log_start_offset=0, **result))
+    endpoint = Endpoint(PartitionData(partition_index=0, last_stable_offset=0, log_start_offset=0, **result))
     started: list[ReplicaFetcher] = []
 
     def start() -> ReplicaFetcher:

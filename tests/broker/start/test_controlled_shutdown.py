@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,8 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.znodes.store import LiveBroker
-from klamm.zookeeper.client import State
+from klamm.zookeeper.client import State, ZooKeeperClient
+from support.known_znodes import KnownZnodes
 from support.one_broker import Client, batch, running, values
 from support.scripted_broker import Asked, ScriptedBroker
 
@@ -53,18 +53,23 @@ def metadata(*live: int) -> MetadataCache:
     return cache
 
 
-class Store:
+class Store(KnownZnodes):
     """What the broker looks up in ZooKeeper: each look at the controller takes the next of `controllers`."""
 
     def __init__(self, brokers: dict[int, ScriptedBroker], *controllers: int | None) -> None:
-        self.client = SimpleNamespace(state=State.CONNECTED)
+        self.client = ZooKeeperClient(SystemEnvironment(), "localhost:1")
+        self.client._state = State.CONNECTED
         self._brokers = brokers
         self._controllers = list(controllers)
 
     async def controller_id(self) -> int | None:
         return self._controllers.pop(0) if len(self._controllers) > 1 else self._controllers[0]
 
-    async def live_brokers(self) -> dict[int, LiveBroker]:
+    async def live_brokers(
+        self,
+        on_change: Callable[[], None] | None = None,
+        on_modification: Callable[[int], None] | None = None,
+    ) -> dict[int, LiveBroker]:
         return {id: LiveBroker(broker.registration(id), 5) for id, broker in self._brokers.items()}
 
 
@@ -88,7 +93,7 @@ async def hand_over(
     registrar = Registrar(SystemEnvironment(), LEAVING, None, {}, ApiVersion.V2_8_IV1)
     registrar.broker_epoch = BROKER_EPOCH
     async with asyncio.timeout(30):
-        return await ControlledShutdown(config, LEAVING, registrar, metadata(*live)).run(store)  # type: ignore[arg-type]
+        return await ControlledShutdown(config, LEAVING, registrar, metadata(*live)).run(store)
 
 
 def answers(*these: Any) -> Callable[[Asked], Any]:
@@ -161,7 +166,7 @@ async def test_a_controller_that_has_much_to_move_gets_the_time_for_it() -> None
 async def test_without_zookeeper_nobody_can_take_over() -> None:
     async with ScriptedBroker(answers(answer())) as controller:
         store = Store({1: controller}, 1)
-        store.client.state = State.CONNECTING
+        store.client._state = State.CONNECTING
         assert not await hand_over(store, backoff=20_000)
         assert controller.asked == []
 

@@ -15,6 +15,7 @@ import typer
 from klamm.cli import main
 from klamm.cli.cluster import live
 from klamm.cli.groups.groups import Found, parse_states, positions
+from klamm.cli.shared.clients import ClientInThread
 from klamm.client.admin.groups import Coordinator, GroupDescription
 from klamm.client.offsets import ListedOffset, OffsetAndMetadata, list_consumer_group_offsets, list_offsets
 from klamm.processes.tool_errors import ToolError
@@ -107,10 +108,14 @@ def test_states_may_be_written_in_any_case() -> None:
         parse_states("stable,")
 
 
-class Committed:
+class Committed(ClientInThread):
     """A client: a group's offsets, of which the end of one log is not known."""
 
-    def call(self, request: Any, argument: Any) -> Any:
+    def __init__(self) -> None:
+        pass
+
+    def call(self, request: Any, *arguments: Any, **named: Any) -> Any:
+        (argument,) = arguments
         if request is list_consumer_group_offsets:
             assert argument == ["g"]
             offsets = {0: OffsetAndMetadata(3), 1: OffsetAndMetadata(4)}
@@ -124,7 +129,7 @@ class Committed:
 def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
     coordinator = Coordinator(0, "h", 1)
     described = [GroupDescription(name, state, "", coordinator) for name, state in (("g", "Empty"), ("no", "Dead"))]
-    of_group, of_none = positions(Committed(), Found(described)).groups  # type: ignore[arg-type]
+    of_group, of_none = positions(Committed(), Found(described)).groups
     assert [row.lag for row in of_group.rows] == [2, None]
     assert [each.code for each in of_group.missing.values()] == [ErrorCode.LEADER_NOT_AVAILABLE]
     assert list(of_group.missing) == [TopicPartition("t", 1)]

@@ -6,26 +6,28 @@ import pytest
 
 from klamm.cli.main import run
 from klamm.cli.records.produce import Lines
+from klamm.client.producer import OnCompletion, ProducerRecord
+from klamm.client.transactional_producer import TransactionalProducer
 from klamm.net.client import Disconnected
 from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
-class StubProducer:
+class StubProducer(TransactionalProducer):
     """Keeps what is to be told of each record; refuses the values in `refusals`."""
 
     def __init__(self, refusals: dict[bytes, Exception] | None = None) -> None:
         self.completions: list[Any] = []
         self._refusals = refusals or {}
 
-    async def send(self, record: Any, on_completion: Any) -> None:
+    async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
         if record.value in self._refusals:
             raise self._refusals[record.value]
         self.completions.append(on_completion)
 
 
 async def sent(producer: StubProducer, *values: bytes) -> Lines:
-    lines = Lines(producer, "t", None, None, False)  # type: ignore[arg-type]
+    lines = Lines(producer, "t", None, None, False)
     await lines.send(values)
     return lines
 

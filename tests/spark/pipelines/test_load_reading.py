@@ -151,7 +151,7 @@ def test_a_followers_high_watermark_is_waited_for(monkeypatch: pytest.MonkeyPatc
             return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
     async def asked(answers: Sequence[Window], end_offset: int | None) -> Window:
-        client = ClusterClient([])
+        client = ClusterClient([("nowhere", 1)])
         fetcher = Fetcher(client, answers)
         return (await _window(client, fetcher=fetcher, partition=partition, offset=20, end_offset=end_offset))[0]
 

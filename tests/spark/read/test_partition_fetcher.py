@@ -1,16 +1,16 @@
 """What leaders may answer to a fetch, one answer after another, from a cluster that is made up here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
+from klamm.client.cluster import ClusterClient, ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.client.options import ClientOptions
 from klamm.client.read_replicas import ReadReplicas
-from klamm.net.client import Disconnected, UnsupportedVersion
+from klamm.net.client import Connection, Disconnected, UnsupportedVersion
 from klamm.protocol.apis.fetch import FetchRequest, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -21,6 +21,7 @@ from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import Loss, RangeFetcher, read_range
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 from support.fetch_messages import fetch_response
+from support.played_connection import PlayedConnection
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 RANGE = PartitionRange("t", 0, 10, 20, ID.hex)
@@ -33,9 +34,9 @@ request_class(ApiKey.LIST_OFFSETS)
 Answer = PartitionData | Exception | None
 
 
-@dataclass
-class FakeCluster:
-    """A ClusterClient and its connections: `answers` to fetches, in turn, the last one for ever."""
+@dataclass(eq=False)
+class FakeCluster(ClusterClient):
+    """A client whose connections give `answers` to fetches, in turn, the last one for ever."""
 
     answers: list[Answer]
     log: tuple[int, int] = (0, 100)
@@ -44,38 +45,58 @@ class FakeCluster:
     refreshes: list[bool] = field(default_factory=list)
     metadata: ClusterMetadata = field(default_factory=ClusterMetadata)
     read_replicas: ReadReplicas = field(default_factory=lambda: ReadReplicas(""))
-    api_versions: dict[ApiKey, tuple[int, int]] = field(default_factory=dict)
+    api_versions: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
-    async def refresh_metadata(self, topics: list[str], *, elsewhere: bool = False) -> ClusterMetadata:
+    forgets_versions: bool = False  # when it is asked
+
+    async def refresh_metadata(
+        self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
+    ) -> ClusterMetadata:
         self.refreshes.append(elsewhere)
         self.metadata.topics["t"] = self.topics.pop(0) if len(self.topics) > 1 else self.topics[0]
         return self.metadata
 
-    async def connection_to(self, broker_id: int) -> "FakeCluster":
-        return self
+    async def connection_to(self, broker_id: int) -> Connection:
+        return FakeConnection(self, broker_id)
+
+
+class FakeConnection(PlayedConnection):
+    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+        super().__init__(broker_id)
+        self._cluster = cluster
+        self.api_versions = {**cluster.api_versions}
 
     def version_of(self, api_key: ApiKey) -> int:
         return 12
 
     async def send(
-        self, api_key: ApiKey, build: Callable[[int], Any], *, version: int | None = None, timeout_ms: int | None = None
+        self,
+        api_key: ApiKey,
+        build: Callable[[int], Any],
+        *,
+        version: int | None = None,
+        timeout_ms: int | None = None,
+        expect_response: bool = True,
     ) -> Any:
+        cluster = self._cluster
+        if cluster.forgets_versions:
+            cluster.api_versions = {}
         if api_key is ApiKey.LIST_OFFSETS:
             request = build(5)
             wanted = request.topics[0].partitions[0].timestamp
             struct = ListOffsetsResponse.ListOffsetsTopicResponse
             end = struct.ListOffsetsPartitionResponse(
-                partition_index=0, error_code=0, offset=self.log[0] if wanted == -2 else self.log[1]
+                partition_index=0, error_code=0, offset=cluster.log[0] if wanted == -2 else cluster.log[1]
             )
             return ListOffsetsResponse(topics=[struct(name="t", partitions=[end])])
-        self.requests.append(build(version or 12))
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        cluster.requests.append(build(version or 12))
+        answer = cluster.answers.pop(0) if len(cluster.answers) > 1 else cluster.answers[0]
         if isinstance(answer, Exception):
             raise answer
         response = fetch_response(*([("t", [answer])] if answer is not None else []))
         if version == 13:
             for topic in response.responses:
-                topic.topic, topic.topic_id = "", self.requests[-1].topics[0].topic_id
+                topic.topic, topic.topic_id = "", cluster.requests[-1].topics[0].topic_id
         return response
 
 
@@ -99,6 +120,13 @@ def nothing(high_watermark: int, last_stable_offset: int) -> PartitionData:
     )
 
 
+async def fetched(
+    cluster: FakeCluster, fetcher: RangeFetcher, offset: int
+) -> tuple[PartitionData | None, Sequence[Loss]]:
+    done = await fetcher.fetch(offset, 1000)(cluster)
+    return done.answer, done.losses
+
+
 def fetch(cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS) -> PartitionData | None:
     return losing_fetch(cluster, offset, options)[0]
 
@@ -107,7 +135,7 @@ def losing_fetch(
     cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS
 ) -> tuple[PartitionData | None, list[tuple[int, int]]]:
     """What is fetched, and the offsets that are lost."""
-    answer, losses = simulated_loop().run_until_complete(RangeFetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+    answer, losses = simulated_loop().run_until_complete(fetched(cluster, RangeFetcher(options, RANGE), offset))
     return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
 
 
@@ -214,14 +242,14 @@ def test_leaders_that_know_topics_by_their_ids_are_asked_for_the_id_and_no_metad
     for options in (OPTIONS, tolerant):
         fetcher = RangeFetcher(options, RANGE)
         for offset in (10, 20):
-            simulated_loop().run_until_complete(fetcher.fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+            simulated_loop().run_until_complete(fetched(cluster, fetcher, offset))
     assert [request.topics[0].topic_id for request in cluster.requests] == [ID, ID]
     assert cluster.refreshes == []
 
 
 @pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID])
 def test_a_leader_that_does_not_know_the_id_is_a_loss_when_the_metadata_says_so(code: ErrorCode) -> None:
-    by_id = {ApiKey.FETCH: (4, 17)}
+    by_id: dict[int, tuple[int, int]] = {ApiKey.FETCH: (4, 17)}
     with pytest.raises(DataLoss, match="deleted and created again"):
         fetch(FakeCluster([failed(code)], topics=[topic(), topic(identity=OTHER_ID)], api_versions=by_id))
     with pytest.raises(DataLoss, match="no longer exists"):
@@ -236,13 +264,7 @@ def test_a_leader_that_knows_no_ids_after_one_that_does(answering: Callable[...,
     assert answering(cluster) == [10, 13, 15, 19]
     assert cluster.refreshes == [False]
     cluster = FakeCluster([found(batch_of(10, 13)), found(batch_of(15, 19))], api_versions={ApiKey.FETCH: (4, 17)})
-    send = cluster.send
-
-    async def older(*arguments: Any, **named: Any) -> Any:
-        cluster.api_versions = {}
-        return await send(*arguments, **named)
-
-    cluster.send = older
+    cluster.forgets_versions = True
     assert answering(cluster) == [10, 13, 15, 19]
     assert cluster.refreshes == [False, False]
 

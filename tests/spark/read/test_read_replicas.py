@@ -1,7 +1,7 @@
 """Reading from followers in the rack of the reader (KIP-392): whom a reader asks, and what it believes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -11,12 +11,12 @@ import pytest
 
 from klamm.base.environment import SystemEnvironment
 from klamm.client import read_replicas
-from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata, make_client
+from klamm.client.cluster import ClusterClient, ClusterMetadata, PartitionMetadata, TopicMetadata, make_client
 from klamm.client.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset
 from klamm.client.properties import parse_addresses
 from klamm.client.read_replicas import ReadReplicas
-from klamm.net.client import Disconnected
+from klamm.net.client import Connection, Disconnected
 from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -24,13 +24,14 @@ from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import arrow
-from klamm.spark.read.partition_reader import RangeFetcher
+from klamm.spark.read.partition_reader import Loss, RangeFetcher
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 from klamm.testing.cluster import Cluster
 from support.clients import Librdkafka
 from support.clients import Record as Written
 from support.fetch_messages import fetch_response
 from support.placed_topics import wait_until_committed
+from support.played_connection import PlayedConnection
 
 ID = UUID(int=1)
 LEADER, FOLLOWER, STRANGER = 1, 2, 9
@@ -62,8 +63,8 @@ def sent_to(follower: int) -> PartitionData:
     return PartitionData(partition_index=0, error_code=0, high_watermark=100, preferred_read_replica=follower)
 
 
-@dataclass
-class Racks:
+@dataclass(eq=False)
+class Racks(ClusterClient):
     """A cluster in which LEADER sends readers with a rack to `named`; `asked` has (broker, version) of each fetch."""
 
     of_follower: Answer = field(default_factory=found)
@@ -81,31 +82,44 @@ class Racks:
         state = PartitionMetadata(0, LEADER, epoch, [LEADER, FOLLOWER], [LEADER, FOLLOWER])
         self.metadata.topics["t"] = TopicMetadata(0, {0: state}, ID)
 
-    async def refresh_metadata(self, topics: list[str], *, elsewhere: bool = False) -> ClusterMetadata:
+    async def refresh_metadata(
+        self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
+    ) -> ClusterMetadata:
         return self.metadata
 
-    async def connection_to(self, broker_id: int) -> "RacksConnection":
+    async def connection_to(self, broker_id: int) -> Connection:
         return RacksConnection(self, broker_id)
 
     def fetch(self, offset: int = 10) -> tuple[PartitionData | None, list[tuple[int, int]]]:
         fetcher = RangeFetcher(OPTIONS, PartitionRange("t", 0, 10, 20, ID.hex))
-        answer, losses = asyncio.run(fetcher.fetch(offset, 1000)(self))  # type: ignore[arg-type]
+
+        async def fetched() -> tuple[PartitionData | None, Sequence[Loss]]:
+            done = await fetcher.fetch(offset, 1000)(self)
+            return done.answer, done.losses
+
+        answer, losses = asyncio.run(fetched())
         return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
 
 
-@dataclass
-class RacksConnection:
-    racks: Racks
-    broker_id: int
-    api_versions: None = None
+class RacksConnection(PlayedConnection):
+    def __init__(self, racks: Racks, broker_id: int) -> None:
+        super().__init__(broker_id)
+        self.racks = racks
 
     def version_of(self, api_key: ApiKey) -> int:
         return 12
 
     async def send(
-        self, api_key: ApiKey, build: Callable[[int], Any], *, version: int = 12, timeout_ms: int | None = None
+        self,
+        api_key: ApiKey,
+        build: Callable[[int], Any],
+        *,
+        version: int | None = None,
+        timeout_ms: int | None = None,
+        expect_response: bool = True,
     ) -> Any:
         racks = self.racks
+        version = version or 12
         if api_key is ApiKey.LIST_OFFSETS:
             assert self.broker_id == LEADER
             wanted = build(5).topics[0].partitions[0].timestamp
