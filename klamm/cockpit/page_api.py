@@ -21,6 +21,7 @@ from klamm.cockpit.controller_records import ControllerRecords
 from klamm.cockpit.page_json import encoded_json
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.source import Source
+from klamm.diagnosis.problem_groups import MOST_GROUPS, problem_groups
 from klamm.net.client import ClientError
 from klamm.net.http import JSON, Answer, Handler, Request
 from klamm.processes.tool_errors import ToolError
@@ -71,6 +72,12 @@ def map_response(found: PartitionMap) -> Answer:
     row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
     body = gzip.compress(orjson.dumps(found.head()) + b"\n" + bytes(found.cells), 1)
     return Answer(200, body, "application/octet-stream", {"Content-Encoding": "gzip"})
+
+
+def problems_response(found: PartitionMap) -> Answer:
+    """The partitions that something is wrong with, in groups; looks at all: in a thread, of a `snapshot`."""
+    groups = problem_groups(found.topics(), found.live)
+    return json_response({"count": len(groups), "groups": [each.value() for each in groups[:MOST_GROUPS]]})
 
 
 def error_response(status: int, why: str) -> Answer:

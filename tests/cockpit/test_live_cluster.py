@@ -201,7 +201,7 @@ async def test_findings_follow_the_map_at_once() -> None:
         await source._renew_digest()
         assert source._digest is not None
         assert source._digest.place == (source.partitions.version, source.partitions.sequence)
-        return [each.kind for each in source._digest.findings[0] if each.kind != "no_controller"]
+        return [each.kind for each in source._digest.findings if each.kind != "no_controller"]
 
     assert await findings() == []
     source.partitions.change("t", 0, 1, [1])

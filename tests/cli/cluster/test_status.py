@@ -19,7 +19,8 @@ from klamm.cli.cluster.broker_views import description_lines, table_lines
 from klamm.cli.cluster.status import status_lines, status_value
 from klamm.diagnosis.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts, LogDirFacts
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
-from klamm.diagnosis.health import Finding, diagnose, is_healthy
+from klamm.diagnosis.findings import Finding
+from klamm.diagnosis.health import diagnose, is_healthy
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from support.command_lines import called
