@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from klamm.access.clients import error_line
+from klamm.base import json_bytes
 from klamm.base.visible import visible
 from klamm.client.cluster import RetryPolicy
 from klamm.cockpit.controller_records import ControllerRecords
@@ -70,7 +69,7 @@ def json_response(value: Any, status: int = 200) -> Answer:
 def map_response(found: PartitionMap) -> Answer:
     """A map of partitions: one line of JSON (`PartitionMap.head`) and then a byte for each partition and broker, row by
     row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
-    body = gzip.compress(orjson.dumps(found.head()) + b"\n" + bytes(found.cells), 1)
+    body = gzip.compress(json_bytes.encode(found.head()) + b"\n" + bytes(found.cells), 1)
     return Answer(200, body, "application/octet-stream", {"Content-Encoding": "gzip"})
 
 

@@ -11,8 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.faults.entries import (
     BrokerRegistered,
     BrokerUnregistered,
@@ -76,8 +75,8 @@ def read_records(host: str, port: int, timeout_s: float) -> list[Json]:
 def _records(lines: Iterable[bytes]) -> Iterator[Json]:
     for line in lines:
         try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
+            record = json_bytes.decode(line)
+        except json_bytes.JsonError:
             return  # The broker has died in the middle of its answer.
         if isinstance(record, dict) and record.get("kind") in RECORD_KINDS and type(record.get("time_ms")) is int:
             yield record

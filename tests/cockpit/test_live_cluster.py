@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import orjson
 import pytest
 
 from klamm.access.clients import command_options
 from klamm.access.controller import ControllerAddress
 from klamm.access.http_reading import WrongAnswer
+from klamm.base import json_bytes
 from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
 from klamm.client.admin.log_dirs import describe_log_dirs
@@ -50,7 +50,7 @@ async def until(subscription: Subscription, event: str, condition: Callable[[Any
     async with asyncio.timeout(60):
         while True:
             for name, data in await subscription.read():
-                value = orjson.loads(data)
+                value = json_bytes.decode(data)
                 if name == event and condition(value):
                     return value
 

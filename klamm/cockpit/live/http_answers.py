@@ -7,9 +7,8 @@ taken for a fault of this program.
 from collections.abc import Mapping
 from typing import Any, Final
 
-import orjson
-
 from klamm.access.http_reading import WrongAnswer
+from klamm.base import json_bytes
 from klamm.cockpit.controller_records import is_record
 
 _TEXT: Final = (str,)
@@ -106,7 +105,7 @@ def record_of(line: bytes) -> Mapping[str, Any]:
 
 def _object(text: bytes) -> Mapping[str, Any]:
     try:
-        found = orjson.loads(text)
+        found = json_bytes.decode(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
