@@ -1,7 +1,10 @@
-"""JSON as bytes: the one place that knows which library reads and writes it.
+"""JSON as bytes, and the check that a value has the form that was asked for.
 
-What must stay true: whatever the bytes are, `decode` returns or raises JsonError. They may be of any program: a znode
-that was edited by hand, a file, the answer of a port.
+A form is a type: a msgspec.Struct for an object whose fields are known, a NamedTuple for a list. Objects may have more
+fields than their form.
+
+What must stay true: whatever the bytes are, reading them returns or raises JsonError. They may be of any program: a
+znode that was edited by hand, a file, the answer of a port.
 """
 
 from collections.abc import Callable
@@ -21,18 +24,20 @@ encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
 that JSON does not have, and ValueError for a text that UTF-8 does not have."""
 
 
-def decoder(form: type[T]) -> Callable[[bytes], T]:
-    """Reads JSON of this form, which may be a msgspec.Struct: the types must agree, and fields may be more."""
-    read = msgspec.json.Decoder(form).decode
-
-    def decode(data: bytes) -> T:
-        try:
-            return read(data)
-        except (ValueError, RecursionError) as error:
-            raise JsonError(str(error)) from None
-
-    return decode
+_read: Final = msgspec.json.Decoder().decode
 
 
-decode: Final[Callable[[bytes], Any]] = decoder(Any)
-"""Dicts, lists, texts, numbers, booleans and None. Raises JsonError."""
+def decode(data: bytes) -> Any:
+    """Dicts, lists, texts, numbers, booleans and None. Raises JsonError."""
+    try:
+        return _read(data)
+    except (ValueError, RecursionError) as error:
+        raise JsonError(str(error)) from None
+
+
+def of_form(value: Any, form: type[T]) -> T:
+    """A decoded value as one of this form. Raises JsonError."""
+    try:
+        return msgspec.convert(value, form)
+    except (ValueError, RecursionError) as error:
+        raise JsonError(str(error)) from None
