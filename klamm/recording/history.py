@@ -12,32 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from klamm.base import json_bytes
-from klamm.faults.entries import (
-    BrokerRegistered,
-    BrokerUnregistered,
-    ChronicleEntry,
-    ControllerElected,
-    ControllerGone,
-    IsrChanged,
-    LeaderElected,
-    TopicCreated,
-    TopicDeleted,
-)
+from klamm.faults.entries import ChronicleEntry, MetadataChange
 from klamm.recording.entries import RECORD_KINDS, Json, history_entry
 from klamm.recording.spool import Spool
 from klamm.recording.writer import RecordingWriter
 
-# These entries of a history are made of the versions of znodes, which a recording has itself.
-OF_ZNODES: Final = (
-    BrokerRegistered,
-    BrokerUnregistered,
-    ControllerElected,
-    ControllerGone,
-    IsrChanged,
-    LeaderElected,
-    TopicCreated,
-    TopicDeleted,
-)
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -45,7 +24,8 @@ def write_recording(
     path: Path, about: str, spool: Spool, history: Iterable[ChronicleEntry], records: Iterable[Json], now_ms: int
 ) -> None:
     """Writes a file of a cluster under test. Raises OSError."""
-    told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, OF_ZNODES)]
+    # A recording has the versions of znodes themselves.
+    told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, MetadataChange)]
     first = next(spool.entries(), None)
     began_ms = min([each[0] for each in (first, *told[:1]) if each is not None], default=now_ms)
     decided = [(min(max(record["time_ms"], began_ms), now_ms), record) for record in records]
