@@ -17,12 +17,12 @@ _MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{16}")
 def encoded_json(value: Any) -> bytes:
     """`value` is what `json_bytes.encode` takes."""
     encoded = json_bytes.encode(value)
-    return json_bytes.encode(_exact(value)) if _MANY_DIGITS.search(encoded) else encoded
+    return json_bytes.encode(_with_exact_integers(value)) if _MANY_DIGITS.search(encoded) else encoded
 
 
-def _exact(value: Any) -> Any:
+def _with_exact_integers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _exact(each) for name, each in value.items()}
+        return {name: _with_exact_integers(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_exact(each) for each in value]
+        return [_with_exact_integers(each) for each in value]
     return str(value) if isinstance(value, int) and abs(value) > MOST_EXACT else value

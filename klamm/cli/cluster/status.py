@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from klamm.base.words import counted, size_text
-from klamm.cli.cluster import broker_views
+from klamm.cli.cluster import broker_report
 from klamm.cli.cluster.live import watch as watch_live
 from klamm.cli.shared.clients import ClientInThread
 from klamm.cli.shared.options import TimedOptions
@@ -95,7 +95,7 @@ def status_lines(
         queue = f"{controller['event_queue_size']} events in its queue"
         yield f"Controller {facts.controller_id}: {controller['state']}, doing {doing}, {queue}"
     yield ""
-    yield from broker_views.table_lines(facts, MOST_BROKERS)
+    yield from broker_report.table_lines(facts, MOST_BROKERS)
     for title, listed in (("Problems", problems), ("Not known", unknown), ("Notices", notices)):
         if listed:
             yield ""
@@ -124,5 +124,5 @@ def status_value(
         "problems": [finding.value() for finding in problems],
         "unknown": [finding.value() for finding in unknown],
         "notices": [finding.value() for finding in notices],
-        "brokers": broker_views.values(facts),
+        "brokers": broker_report.values(facts),
     }

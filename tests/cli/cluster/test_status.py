@@ -15,7 +15,7 @@ import pytest
 
 from klamm.base.words import size_text
 from klamm.cli import main
-from klamm.cli.cluster.broker_views import description_lines, table_lines
+from klamm.cli.cluster.broker_report import description_lines, table_lines
 from klamm.cli.cluster.status import status_lines, status_value
 from klamm.diagnosis.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts, LogDirFacts
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
