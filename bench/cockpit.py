@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import orjson
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 from rich.console import Console
 from rich.table import Table
 from sides import ROOT  # noqa: F401  # puts the tests' support on the path
 
+from klamm.base import json_bytes
 from klamm.cockpit import server as cockpit_server
 from klamm.cockpit.map_lags import PIECE_ROWS
 from support.browser import PATIENCE_MS, chromium
@@ -204,7 +204,7 @@ def parse_ms(page: Page, document: Mapping[str, Any]) -> float:
             for (let time = 0; time < 200; time += 1) JSON.parse(text);
             return (performance.now() - begin) / 200;
         }""",
-        orjson.dumps(document).decode(),
+        json_bytes.encode(document).decode(),
     )
 
 
@@ -248,7 +248,9 @@ def fill_lags(page: Page, rows: int) -> None:
             for row in range(first, min(first + PIECE_ROWS, rows))
             for broker in range(BROKERS)
         ]
-        route.fulfill(body=orjson.dumps({"version": 1, "first": first, "lags": lags}), content_type="application/json")
+        route.fulfill(
+            body=json_bytes.encode({"version": 1, "first": first, "lags": lags}), content_type="application/json"
+        )
 
     page.route("**/api/lags/map?*", answer)
     page.locator("#map-by-lag").click()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.base.visible import visible
 from klamm.client.admin.topics import describe_topics
 from klamm.client.fetching import Answer, FetchFrom, fetch, readable_batches
-from klamm.cockpit.value_texts import SHOWN_BYTES, decoded, shown
+from klamm.cockpit.value_texts import SHOWN_BYTES, decoded_record, value_text
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType, decompress
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader, parse_header
@@ -177,9 +177,9 @@ class Reader:
         if header.is_control:
             marker = decode_end_transaction_marker(batch, 0, header)
             mark = f"control: {ControlRecordType(marker.type).name}" if marker is not None else "control"
-        key, value = decoded(self._key.topic, record.key, record.value) or (
-            shown(record.key, self._limit_bytes),
-            shown(record.value, self._limit_bytes),
+        key, value = decoded_record(self._key.topic, record.key, record.value) or (
+            value_text(record.key, self._limit_bytes),
+            value_text(record.value, self._limit_bytes),
         )
         if not mark and record.value is None:
             mark = "tombstone" if record.key is not None else "null"
@@ -190,7 +190,7 @@ class Reader:
             "key": key,
             "value": value,
             "headers": [
-                {"name": visible(name), "value": shown(data, self._limit_bytes)}
+                {"name": visible(name), "value": value_text(data, self._limit_bytes)}
                 for name, data in record.headers[:MAX_HEADERS]
             ],
             "more_headers": max(0, len(record.headers) - MAX_HEADERS),

@@ -10,7 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from klamm.access.controller import ControllerAddress, read_events
+from klamm.base import json_bytes
 from klamm.processes.tool_errors import ToolError
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
@@ -22,42 +25,52 @@ Look = Callable[[ControllerAddress, float], Sequence[Record]]
 
 MOST_PAST: Final = 20_000
 HTTP_TIMEOUT_S: Final = 3.0
-_ALL_HAVE: Final[Mapping[str, tuple[type, ...]]] = {
-    "sequence": (int,),
-    "time_ms": (int,),
-    "controller": (int,),
-    "epoch": (int,),
-    "kind": (str,),
-}
-_NONE: Final = type(None)
-_OF_A_PARTITION: Final[Mapping[str, tuple[type, ...]]] = {
-    "topic": (str,),
-    "partition": (int,),
-    "from": (str,),
-    "to": (str,),
-    "leader": (int, _NONE),
-    "leader_epoch": (int, _NONE),
-    "isr": (list, _NONE),
-    "failed": (bool,),
-    "why": (str,),
-    "event": (str, _NONE),
-}
-_OF_KINDS: Final[Mapping[str, Mapping[str, tuple[type, ...]]]] = {
-    "event": {"event": (str,), "state": (str,), "processing_time_ms": (int, float)},
-    "partition": _OF_A_PARTITION,
-    "replica": {**_OF_A_PARTITION, "replica": (int,)},
-}
+
+
+class _Any(msgspec.Struct):
+    """What records of all kinds have."""
+
+    sequence: int
+    time_ms: int
+    controller: int
+    epoch: int
+    kind: str
+
+
+class _OfEvent(_Any):
+    event: str
+    state: str
+    processing_time_ms: float
+
+
+class _OfPartition(_Any):
+    topic: str
+    partition: int
+    to: str
+    leader: int | None
+    leader_epoch: int | None
+    isr: list[int] | None
+    failed: bool
+    why: str
+    event: str | None
+    before: str = msgspec.field(name="from")
+
+
+class _OfReplica(_OfPartition):
+    replica: int
+
+
+_KINDS: Final[Mapping[str, type[_Any]]] = {"event": _OfEvent, "partition": _OfPartition, "replica": _OfReplica}
 
 
 def is_record(value: Record) -> bool:
     """Whether a value has what records of its kind have. Kinds of later versions have what all records have."""
-    if not _has(value, _ALL_HAVE) or not _has(value, _OF_KINDS.get(value["kind"], {})):
+    try:
+        kind = json_bytes.of_form(value, _Any).kind
+        json_bytes.of_form(value, _KINDS.get(kind, _Any))
+    except json_bytes.JsonError:
         return False
-    return all(isinstance(each, int) for each in value.get("isr") or ())
-
-
-def _has(value: Record, fields: Mapping[str, tuple[type, ...]]) -> bool:
-    return all(name in value and isinstance(value[name], kinds) for name, kinds in fields.items())
+    return True
 
 
 class ControllerRecords:

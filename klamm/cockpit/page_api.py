@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
 from klamm.access.clients import error_line
+from klamm.base import json_bytes
 from klamm.base.visible import visible
 from klamm.client.cluster import RetryPolicy
 from klamm.cockpit.controller_records import ControllerRecords
 from klamm.cockpit.page_json import encoded_json
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.source import Source
+from klamm.diagnosis.problem_groups import MOST_GROUPS, problem_groups
 from klamm.net.client import ClientError
 from klamm.net.http import JSON, Answer, Handler, Request
 from klamm.processes.tool_errors import ToolError
@@ -69,8 +69,14 @@ def json_response(value: Any, status: int = 200) -> Answer:
 def map_response(found: PartitionMap) -> Answer:
     """A map of partitions: one line of JSON (`PartitionMap.head`) and then a byte for each partition and broker, row by
     row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
-    body = gzip.compress(orjson.dumps(found.head()) + b"\n" + bytes(found.cells), 1)
+    body = gzip.compress(json_bytes.encode(found.head()) + b"\n" + bytes(found.cells), 1)
     return Answer(200, body, "application/octet-stream", {"Content-Encoding": "gzip"})
+
+
+def problems_response(found: PartitionMap) -> Answer:
+    """The partitions that something is wrong with, in groups; looks at all: in a thread, of a `snapshot`."""
+    groups = problem_groups(found.topics(), found.live)
+    return json_response({"count": len(groups), "groups": [each.value() for each in groups[:MOST_GROUPS]]})
 
 
 def error_response(status: int, why: str) -> Answer:

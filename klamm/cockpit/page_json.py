@@ -4,24 +4,25 @@ What must stay true: an integer that the script would round becomes a text: prod
 offsets are what any client has written, and a sum of them may be beyond 64 bits.
 """
 
+import re
 from typing import Any, Final
 
-import orjson
+from klamm.base import json_bytes
 
 MOST_EXACT: Final = 2**53 - 1
+# Digits of an integer that may be larger, or of a text; not those behind a decimal point.
+_MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{16}")
 
 
 def encoded_json(value: Any) -> bytes:
-    """`value` is what orjson takes, with integers of any size."""
-    try:
-        return orjson.dumps(value, option=orjson.OPT_STRICT_INTEGER)
-    except TypeError:
-        return orjson.dumps(_exact(value))
+    """`value` is what `json_bytes.encode` takes."""
+    encoded = json_bytes.encode(value)
+    return json_bytes.encode(_with_exact_integers(value)) if _MANY_DIGITS.search(encoded) else encoded
 
 
-def _exact(value: Any) -> Any:
+def _with_exact_integers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _exact(each) for name, each in value.items()}
+        return {name: _with_exact_integers(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_exact(each) for each in value]
+        return [_with_exact_integers(each) for each in value]
     return str(value) if isinstance(value, int) and abs(value) > MOST_EXACT else value

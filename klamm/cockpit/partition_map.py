@@ -1,18 +1,6 @@
 """The map of partitions: one byte for each partition and broker, for the page's heat map. Pure.
 
-| byte | the replica                         |
-|------|-------------------------------------|
-| 0    | there is none on this broker        |
-| 1    | in the ISR                          |
-| 2    | the leader                          |
-| 3    | not in the ISR                      |
-| 4    | its broker is not up                |
-| 5    | being added by a reassignment       |
-| 6    | being removed by a reassignment     |
-| 7    | offline, although its broker is up  |
-
-The first that applies counts, in the order 0, 4, 7, 2, 5, 6, 1, 3. A row without a 2 is a partition without a leader.
-A 7 is a replica whose log directory has failed, or one that the controller has not used since its broker came back.
+A byte is a `ReplicaState`. A row without a leader's is a partition without a leader.
 
 What must stay true:
 - Rows are sorted by topic and partition, columns by broker id. A change of rows or columns makes a new `version`, and
@@ -33,21 +21,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.base.slices import Slices, Steps
 from klamm.diagnosis.cluster_view import PartitionView
-from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
+from klamm.diagnosis.partition_health import ReplicaState, is_short, is_unavailable, replica_state
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment
     from klamm.client.cluster import ClusterMetadata
-
-NO_REPLICA: Final = 0
-IN_SYNC: Final = 1
-LEADER: Final = 2
-OUT_OF_SYNC: Final = 3
-OFFLINE: Final = 4
-ADDING: Final = 5
-REMOVING: Final = 6
-UNUSED: Final = 7
 
 # What is counted of rows, as bits.
 _EXISTS: Final = 1
@@ -109,7 +88,7 @@ class Changes(NamedTuple):
         }
 
 
-_DIGITS: Final = bytes((0x30 + code) if code <= UNUSED else 0x3F for code in range(256))
+_DIGITS: Final = bytes((0x30 + code) if code in tuple(ReplicaState) else 0x3F for code in range(256))
 
 
 class PartitionMap:
@@ -350,18 +329,7 @@ def _cells(state: PartitionView, brokers: Sequence[int], live: frozenset[int]) -
         column = bisect_left(brokers, broker_id)
         if column == len(brokers) or brokers[column] != broker_id:
             continue
-        if broker_id not in live:
-            cells[column] = OFFLINE
-        elif broker_id in state.offline:
-            cells[column] = UNUSED
-        elif broker_id == state.leader:
-            cells[column] = LEADER
-        elif broker_id in state.adding:
-            cells[column] = ADDING
-        elif broker_id in state.removing:
-            cells[column] = REMOVING
-        else:
-            cells[column] = IN_SYNC if broker_id in state.isr else OUT_OF_SYNC
+        cells[column] = replica_state(state, broker_id, live)
     return bytes(cells)
 
 
@@ -369,10 +337,9 @@ def _counted(state: PartitionView, live: frozenset[int]) -> int:
     """What is counted of a row."""
     if state is UNKNOWN:
         return 0
-    is_led = not is_unavailable(state, live)
     return (
         _EXISTS
-        | (0 if is_led else _LEADERLESS)
-        | (_UNDER_REPLICATED if is_led and is_under_replicated(state) else 0)
+        | (_LEADERLESS if is_unavailable(state, live) else 0)
+        | (_UNDER_REPLICATED if is_short(state, live) else 0)
         | (_MOVING if state.is_reassigning else 0)
     )

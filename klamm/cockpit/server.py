@@ -127,7 +127,7 @@ async def event_stream(source: Source) -> AsyncGenerator[bytes, None]:
 
 
 def encoded(events: Iterable[Event]) -> bytes:
-    """Events as server-sent events have them. JSON as orjson writes it has no line breaks."""
+    """Events as server-sent events have them. JSON as `json_bytes` writes it has no line breaks."""
     return b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, data in events)
 
 

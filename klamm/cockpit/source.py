@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import orjson
+from klamm.base import json_bytes
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -72,7 +72,7 @@ class Subscription:
             await self._changed.wait()
         events = list(self._waiting)
         if self._missed:
-            events.append((MISSED, orjson.dumps({"events": self._missed})))
+            events.append((MISSED, json_bytes.encode({"events": self._missed})))
         if self._now is not None:
             events.append((NOW, self._now))
         self._waiting.clear()

@@ -32,7 +32,7 @@ _REGISTRY_PREFIX_BYTES: Final = 5
 _INTEGER_SIZES: Final = (4, 8)
 
 
-def shown(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, Any]:
+def value_text(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, Any]:
     """A key, value or header: {"kind", "size_bytes", "text", "is_cut"} and maybe "note".
 
     `kind` is "null", "empty", "json" (indented), "text" or "bytes" (in hexadecimal). At most `limit_bytes` are shown.
@@ -51,7 +51,7 @@ def shown(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, Any]:
     return _value("text", len(data), visible(text, keep="\n\t"), is_cut=is_cut)
 
 
-def decoded(topic: str, key: bytes | None, value: bytes | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def decoded_record(topic: str, key: bytes | None, value: bytes | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Key and value of a record of Kafka's internal topics, in words; None for other topics, and unknown content."""
     decode = {GROUP_METADATA_TOPIC_NAME: decoders.offsets, TRANSACTION_STATE_TOPIC_NAME: decoders.transactions}.get(
         topic
@@ -62,12 +62,12 @@ def decoded(topic: str, key: bytes | None, value: bytes | None) -> tuple[dict[st
         texts = decode(key, value)
     except ValueError:
         return None
-    return _decoded(key, texts[0]), _decoded(value, texts[1])
+    return _decoded_text(key, texts[0]), _decoded_text(value, texts[1])
 
 
-def _decoded(data: bytes | None, text: str | None) -> dict[str, Any]:
+def _decoded_text(data: bytes | None, text: str | None) -> dict[str, Any]:
     if data is None or text is None:
-        return shown(data)
+        return value_text(data)
     cut = text[:SHOWN_BYTES]
     return {**_value("text", len(data), visible(cut), is_cut=len(text) > SHOWN_BYTES), "note": "decoded by klamm"}
 

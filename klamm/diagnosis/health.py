@@ -1,71 +1,26 @@
-"""What is wrong with a cluster, why, and what to do about it. Pure: facts in, findings out."""
+"""What is wrong with a cluster, and why. Pure: facts in, findings out. What is said of each is in
+klamm.diagnosis.findings.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+What must stay true: a partition without a live leader is a finding of its own, and is in no other one about partitions.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from klamm.base.words import are, brokers_text, counted, do, have, size_text
 from klamm.config.throttles import BROKER_THROTTLES
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import PartitionView
-from klamm.diagnosis.partition_health import (
-    is_at_min_isr,
-    is_off_preferred,
-    is_unavailable,
-    is_under_min_isr,
-    is_under_replicated,
-    out_of_sync,
-)
+from klamm.diagnosis.findings import Finding, Severity, finding, gravest, in_order
+from klamm.diagnosis.partition_health import Predicate, is_under_replicated, out_of_sync
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 
-# Names in a line, and lines of a finding, before "and N more".
+# Names in a line, before "and N more".
 NAMED: Final = 3
-LINES: Final = 5
 # A disk with less than this part free is a finding.
 LEAST_FREE: Final = 0.1
 # An imbalance of leaders up to this percentage is normal (Kafka's leader.imbalance.per.broker.percentage).
 NORMAL_IMBALANCE_PERCENT: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that an operator should know. The cluster is unhealthy when a finding `is_problem`, and not known to
-    be healthy when a finding `is_unknown`, because something could not be read.
-
-    `why` has one line for each broker or thing at fault; `command` is a call of klamm that helps.
-    """
-
-    kind: str
-    text: str
-    why: tuple[str, ...] = ()
-    advice: str = ""
-    command: str = ""
-    is_problem: bool = True
-    is_unknown: bool = False
-
-    def lines(self) -> Iterator[str]:
-        """The finding on a screen."""
-        yield f"- {self.text}"
-        yield from (f"    {line}" for line in self.why[:LINES])
-        if len(self.why) > LINES:
-            yield f"    ... and {len(self.why) - LINES} more"
-        if self.advice:
-            yield f"    What to do: {self.advice}"
-        if self.command:
-            yield f"    {self.command}"
-
-    def value(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "text": self.text,
-            "why": list(self.why),
-            "advice": self.advice,
-            "command": self.command,
-        }
-
-    def document(self) -> dict[str, Any]:
-        """The finding for a page, which sorts by severity."""
-        return {**self.value(), "is_problem": self.is_problem, "is_unknown": self.is_unknown}
 
 
 def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -> list[Finding]:
@@ -73,70 +28,48 @@ def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -
     return with_controller(diagnose_facts(facts), controller)
 
 
-FactFindings = tuple[list[Finding], list[Finding]]
-"""The findings that are worse than those about the controller's work, and the others."""
-
-
-def diagnose_facts(facts: ClusterFacts) -> FactFindings:
+def diagnose_facts(facts: ClusterFacts) -> list[Finding]:
     """The findings that need no status of the controller. Looks at each partition some times."""
-    worse = [
-        *_no_controller(facts),
-        *_offline(facts),
-        *_under_min_isr(facts),
+    return [
+        *controller_findings(facts),
+        *offline_partitions(facts),
+        *_min_isr(facts),
         *_missing_brokers(facts),
         *_silent_brokers(facts),
         *_log_dirs(facts),
-        *_under_replicated(facts),
+        *under_replicated(facts),
         *_unread_topics(facts),
-    ]
-    others = [
         *_reassignments(facts),
         *_throttles(facts),
         *_imbalance(facts),
-        *_at_min_isr(facts),
         *_versions(facts),
         *_forbidden(facts),
     ]
-    return worse, others
 
 
-def with_controller(found: FactFindings, controller: Mapping[str, Any] | None) -> list[Finding]:
+def with_controller(found: Iterable[Finding], controller: Mapping[str, Any] | None) -> list[Finding]:
     """All findings, the worst first."""
-    worse, others = found
     work = [*_controller_work(controller)]
     if any(each.kind == "controller_reassignments" for each in work):
         # The facts say the same with less, or were read before the reassignment began.
-        others = [each for each in others if each.kind not in ("reassignments", "throttles")]
-    return [*worse, *work, *others]
+        found = [each for each in found if each.kind not in ("reassignments", "throttles")]
+    return in_order([*found, *work])
 
 
-def is_healthy(findings: Sequence[Finding]) -> bool | None:
+def is_healthy(findings: Iterable[Finding]) -> bool | None:
     """None if it is not known."""
-    if any(finding.is_problem for finding in findings):
-        return False
-    return None if any(finding.is_unknown for finding in findings) else True
+    return {Severity.PROBLEM: False, Severity.UNKNOWN: None, Severity.NOTICE: True}[gravest(findings)]
 
 
 # -- the controller ------------------------------------------------------------------------------------------------
 
 
-def _no_controller(facts: ClusterFacts) -> Iterator[Finding]:
+def controller_findings(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.view.controller_id not in facts.brokers:
-        yield Finding(
-            "no_controller",
-            "The cluster has no controller: leaders are not elected, and topics are not created or deleted.",
-            advice="See whether brokers reach ZooKeeper (or, in KRaft mode, the controllers have a majority).",
-        )
+        yield finding("no_controller")
     elif facts.controller_error is not None:
-        yield Finding(
-            "silent_controller",
-            "The controller does not list reassignments."
-            if facts.controller_id is None
-            else f"Controller {facts.controller_id} does not list reassignments.",
-            (facts.controller_error,),
-            "Look at the controller's log, and on klamm at what it is doing:",
-            "klamm controller status",
-        )
+        controller = "The controller" if facts.controller_id is None else f"Controller {facts.controller_id}"
+        yield finding("silent_controller", (facts.controller_error,), controller=controller)
 
 
 def _controller_work(controller: Mapping[str, Any] | None) -> Iterator[Finding]:
@@ -144,37 +77,62 @@ def _controller_work(controller: Mapping[str, Any] | None) -> Iterator[Finding]:
         return
     stuck = [each for each in controller.get("brokers", ()) if each.get("trouble")]
     if stuck:
-        yield Finding(
+        yield finding(
             "controller_cannot_send",
-            f"The controller cannot reach broker {', '.join(str(each['broker_id']) for each in stuck)}.",
-            tuple(f"broker {each['broker_id']}: {each['trouble']}" for each in stuck[:NAMED]),
-            "Those brokers do not learn of new leaders and topics; look at their logs and their network.",
+            (f"broker {each['broker_id']}: {each['trouble']}" for each in stuck[:NAMED]),
+            brokers=", ".join(str(each["broker_id"]) for each in stuck),
         )
-    for key, verb in (("deletions", "deleted"), ("reassignments", "reassigned")):
-        listed = controller.get(key, {})
-        if listed.get("count"):
-            what = "topic" if key == "deletions" else "partition"
-            yield Finding(
-                f"controller_{key}",
-                f"{counted(listed['count'], what)} {are(listed['count'])} being {verb}.",
-                tuple(
-                    f"{each['topic']}{'' if key == 'deletions' else '-' + str(each['partition'])} waits for:"
-                    f" {each['waits_for']}"
-                    for each in listed["first"][:NAMED]
-                ),
-                "See how far they are:" if key == "reassignments" else "",
-                "klamm reassign list" if key == "reassignments" else "",
-                is_problem=False,
-            )
+    deletions, reassignments = controller.get("deletions", {}), controller.get("reassignments", {})
+    if count := deletions.get("count"):
+        why = (f"{each['topic']} waits for: {each['waits_for']}" for each in deletions["first"][:NAMED])
+        yield finding("controller_deletions", why, topics=counted(count, "topic"), are=are(count))
+    if count := reassignments.get("count"):
+        why = (
+            f"{each['topic']}-{each['partition']} waits for: {each['waits_for']}"
+            for each in reassignments["first"][:NAMED]
+        )
+        yield finding("controller_reassignments", why, partitions=counted(count, "partition"), are=are(count))
 
 
 # -- partitions ----------------------------------------------------------------------------------------------------
 
+Partitions = Mapping[TopicPartition, PartitionView]
 
-def _offline(facts: ClusterFacts) -> Iterator[Finding]:
-    offline = {key: each for key, each in facts.view.partitions.items() if is_unavailable(each, facts.brokers)}
-    if not offline:
-        return
+
+def _all(facts: ClusterFacts, predicate: Predicate) -> Partitions:
+    """The partitions of which the predicate holds."""
+    return {
+        key: each
+        for key, each in facts.view.partitions.items()
+        if predicate.holds(each, facts.brokers, facts.min_isr.get(key.topic))
+    }
+
+
+def _led(facts: ClusterFacts, predicate: Predicate) -> Partitions:
+    """Those with a live leader of which the predicate holds."""
+    return {
+        key: each
+        for key, each in _all(facts, predicate).items()
+        if not Predicate.UNAVAILABLE.holds(each, facts.brokers, None)
+    }
+
+
+def _about(kind: str, partitions: Partitions, why: Iterable[str] = (), **words: object) -> Iterator[Finding]:
+    """The finding about these partitions; none without any."""
+    if count := len(partitions):
+        yield finding(
+            kind,
+            why,
+            partitions=counted(count, "partition"),
+            are=are(count),
+            have=have(count),
+            named=_listed([f"{key.topic}-{key.partition}" for key in partitions]),
+            **words,
+        )
+
+
+def offline_partitions(facts: ClusterFacts) -> Iterator[Finding]:
+    offline = _all(facts, Predicate.UNAVAILABLE)
     last = sorted({broker_id for each in offline.values() for broker_id in (each.isr or each.replicas)})
     down = [broker_id for broker_id in last if broker_id not in facts.brokers]
     why = [_because(offline, down, "is down and was the last in sync")] if down else []
@@ -185,62 +143,31 @@ def _offline(facts: ClusterFacts) -> Iterator[Finding]:
         )
     if groups := sum(key.topic == GROUP_METADATA_TOPIC_NAME for key in offline):
         why.append(f"{groups} of them {are(groups)} of {GROUP_METADATA_TOPIC_NAME}: their groups have no coordinator")
-    yield Finding(
-        "offline_partitions",
-        f"{counted(len(offline), 'partition')} {have(len(offline))} no leader, and cannot be read or written:"
-        f" {_named(offline)}.",
-        tuple(why),
-        f"Start broker {', '.join(map(str, down))}." if down else "Look at the logs of these brokers.",
-    )
+    what = f"Start broker {', '.join(map(str, down))}." if down else "Look at the logs of these brokers."
+    yield from _about("offline_partitions", offline, why, what=what)
 
 
-def _under_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
-    under = _led(facts, lambda key, each: is_under_min_isr(each, facts.min_isr.get(key.topic)))
-    if under:
-        yield Finding(
-            "under_min_isr",
-            f"{counted(len(under), 'partition')} {have(len(under))} fewer in-sync replicas than min.insync.replicas:"
-            f" {_named(under)}.",
-            ("producers with acks=all are refused",),
-            "Bring the replicas below back in sync.",
-        )
+def _min_isr(facts: ClusterFacts) -> Iterator[Finding]:
+    yield from _about("under_min_isr", _led(facts, Predicate.UNDER_MIN_ISR), ("producers with acks=all are refused",))
+    # Only partitions that have lost a replica: with as many replicas as min.insync.replicas this is normal.
+    at_minimum = _led(facts, Predicate.AT_MIN_ISR)
+    yield from _about("at_min_isr", {key: each for key, each in at_minimum.items() if is_under_replicated(each)})
 
 
-def _at_min_isr(facts: ClusterFacts) -> Iterator[Finding]:
-    """Only partitions that have lost a replica: with as many replicas as min.insync.replicas this is normal."""
-    at_minimum = _led(
-        facts, lambda key, each: is_at_min_isr(each, facts.min_isr.get(key.topic)) and is_under_replicated(each)
-    )
-    if at_minimum:
-        yield Finding(
-            "at_min_isr",
-            f"{counted(len(at_minimum), 'partition')} would refuse acks=all after one more failure:"
-            f" {_named(at_minimum)}.",
-            is_problem=False,
-        )
-
-
-def _under_replicated(facts: ClusterFacts) -> Iterator[Finding]:
-    short = _led(facts, lambda key, each: is_under_replicated(each))
-    if not short:
-        return
+def under_replicated(facts: ClusterFacts) -> Iterator[Finding]:
+    short = _led(facts, Predicate.UNDER_REPLICATED)
     by_broker: dict[int, dict[TopicPartition, PartitionView]] = {}
     for key, each in short.items():
         for broker_id in out_of_sync(each):
             by_broker.setdefault(broker_id, {})[key] = each
-    yield Finding(
-        "under_replicated",
-        f"{counted(len(short), 'partition')} {are(len(short))} under-replicated: {_named(short)}.",
-        tuple(
-            f"broker {broker_id} {_fault(facts, broker_id, partitions)}: {counted(len(partitions), 'replica')}"
-            for broker_id, partitions in sorted(by_broker.items(), key=lambda item: (-len(item[1]), item[0]))
-        ),
-        "Start the brokers that are down. Replicas on a broker that is up catch up by themselves; if they do not, look"
-        " at its log and at throttles.",
+    why = (
+        f"broker {broker_id} {_fault(facts, broker_id, partitions)}: {counted(len(partitions), 'replica')}"
+        for broker_id, partitions in sorted(by_broker.items(), key=lambda item: (-len(item[1]), item[0]))
     )
+    yield from _about("under_replicated", short, why)
 
 
-def _fault(facts: ClusterFacts, broker_id: int, partitions: Mapping[TopicPartition, PartitionView]) -> str:
+def _fault(facts: ClusterFacts, broker_id: int, partitions: Partitions) -> str:
     """Why replicas on a broker are not in sync."""
     broker = facts.brokers.get(broker_id)
     if broker is None:
@@ -256,34 +183,22 @@ def _fault(facts: ClusterFacts, broker_id: int, partitions: Mapping[TopicPartiti
 
 
 def _imbalance(facts: ClusterFacts) -> Iterator[Finding]:
-    partitions = _led(facts, lambda key, each: bool(each.replicas)).values()
     # An election helps only where the preferred replica is in sync.
     off = [
         each
-        for each in partitions
-        if is_off_preferred(each) and each.replicas[0] in each.isr and each.replicas[0] in facts.brokers
+        for each in _led(facts, Predicate.OFF_PREFERRED).values()
+        if each.replicas[0] in each.isr and each.replicas[0] in facts.brokers
     ]
-    if off and 100 * len(off) > NORMAL_IMBALANCE_PERCENT * len(partitions):
-        yield Finding(
-            "leader_imbalance",
-            f"{len(off)} of {counted(len(partitions), 'partition')} are not led by their preferred replica, which is in"
-            " sync.",
-            advice="Elect the preferred replicas:",
-            command="klamm elect preferred --all-topic-partitions",
-            is_problem=False,
-        )
+    led = sum(
+        bool(each.replicas) and not Predicate.UNAVAILABLE.holds(each, facts.brokers, None)
+        for each in facts.view.partitions.values()
+    )
+    if off and 100 * len(off) > NORMAL_IMBALANCE_PERCENT * led:
+        yield finding("leader_imbalance", off=len(off), partitions=counted(led, "partition"))
 
 
 def _reassignments(facts: ClusterFacts) -> Iterator[Finding]:
-    moving = {key: each for key, each in facts.view.partitions.items() if each.is_reassigning}
-    if moving:
-        yield Finding(
-            "reassignments",
-            f"{counted(len(moving), 'partition')} {are(len(moving))} being reassigned: {_named(moving)}.",
-            advice="See how far they are:",
-            command="klamm reassign list",
-            is_problem=False,
-        )
+    yield from _about("reassignments", _all(facts, Predicate.REASSIGNING))
 
 
 # -- brokers -------------------------------------------------------------------------------------------------------
@@ -291,98 +206,76 @@ def _reassignments(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _missing_brokers(facts: ClusterFacts) -> Iterator[Finding]:
     if missing := facts.missing:
-        yield Finding(
+        yield finding(
             "missing_brokers",
-            f"{brokers_text(missing).capitalize()} {are(len(missing))} named in assignments and not in the cluster.",
-            tuple(f"broker {broker_id}: {counted(len(facts.on(broker_id)), 'replica')}" for broker_id in missing[:10]),
-            f"Start {'it' if len(missing) == 1 else 'them'}, or move the replicas away:",
-            f"klamm brokers decommission --broker {missing[0]}",
+            (f"broker {broker_id}: {counted(len(facts.on(broker_id)), 'replica')}" for broker_id in missing[:10]),
+            brokers=brokers_text(missing).capitalize(),
+            are=are(len(missing)),
+            them="it" if len(missing) == 1 else "them",
+            first=missing[0],
         )
 
 
 def _silent_brokers(facts: ClusterFacts) -> Iterator[Finding]:
     if silent := [broker for broker in facts.brokers.values() if broker.error is not None]:
-        yield Finding(
+        yield finding(
             "silent_brokers",
-            f"{brokers_text(each.broker_id for each in silent).capitalize()} {are(len(silent))} registered and"
-            f" {do(len(silent))} not answer.",
-            tuple(f"broker {each.broker_id}: {each.error}" for each in silent),
-            "Look at the process and its log; a listener may be unreachable from here.",
+            (f"broker {each.broker_id}: {each.error}" for each in silent),
+            brokers=brokers_text(each.broker_id for each in silent).capitalize(),
+            are=are(len(silent)),
+            do=do(len(silent)),
         )
 
 
 def _log_dirs(facts: ClusterFacts) -> Iterator[Finding]:
-    broken = [(broker, each) for broker in facts.brokers.values() for each in broker.log_dirs if each.error is not None]
-    if broken:
-        yield Finding(
-            "offline_log_dirs",
-            f"{counted(len(broken), 'log directory', 'log directories')} {are(len(broken))} offline.",
-            tuple(f"broker {broker.broker_id}: {each.path}: {each.error}" for broker, each in broken),
-            "Repair or replace the disk, and restart the broker.",
-        )
+    every = [(broker, each) for broker in facts.brokers.values() for each in broker.log_dirs]
+    broken = [(broker, each) for broker, each in every if each.error is not None]
     full = [
         (broker, each)
-        for broker in facts.brokers.values()
-        for each in broker.log_dirs
+        for broker, each in every
         if each.total_bytes > 0 and each.usable_bytes < LEAST_FREE * each.total_bytes
     ]
+    if broken:
+        why = [f"broker {broker.broker_id}: {each.path}: {each.error}" for broker, each in broken]
+        yield finding("offline_log_dirs", why, log_dirs=_log_dirs_text(len(broken)), are=are(len(broken)))
     if full:
-        yield Finding(
-            "full_disks",
-            f"{counted(len(full), 'log directory', 'log directories')} {are(len(full))} on a disk that is nearly full.",
-            tuple(
-                f"broker {broker.broker_id}: {each.path}: {size_text(each.usable_bytes)} of"
-                f" {size_text(each.total_bytes)} free, replicas take {size_text(each.size_bytes)}"
-                for broker, each in full
-            ),
-            "Shorten retention, or move replicas away.",
-        )
+        why = [
+            f"broker {broker.broker_id}: {each.path}: {size_text(each.usable_bytes)} of {size_text(each.total_bytes)}"
+            f" free, replicas take {size_text(each.size_bytes)}"
+            for broker, each in full
+        ]
+        yield finding("full_disks", why, log_dirs=_log_dirs_text(len(full)), are=are(len(full)))
+
+
+def _log_dirs_text(count: int) -> str:
+    return counted(count, "log directory", "log directories")
 
 
 def _unread_topics(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.topics_error is not None:
-        yield Finding(
-            "unread_configs",
-            "The configs of some topics could not be read, so min.insync.replicas and throttles are not known.",
-            (facts.topics_error,),
-            is_problem=False,
-            is_unknown=True,
-        )
+        yield finding("unread_configs", (facts.topics_error,))
 
 
 def _throttles(facts: ClusterFacts) -> Iterator[Finding]:
     throttled = {broker_id: each.throttles for broker_id, each in facts.brokers.items() if each.throttles}
-    if not throttled and not facts.throttled_topics:
-        return
+    topics = sorted(facts.throttled_topics)
     is_moving = any(each.is_reassigning for each in facts.view.partitions.values()) or any(
         log_dir.future_replicas for broker in facts.brokers.values() for log_dir in broker.log_dirs
     )
-    if is_moving:
+    if is_moving or not (throttled or topics):
         return
-    topics = sorted(facts.throttled_topics)
     why = [
         f"broker {broker_id}: {', '.join(f'{name}={value}' for name, value in limits.items())}"
         for broker_id, limits in sorted(throttled.items())
     ]
     if topics:
         why.append(f"throttled replicas of {_listed(topics)}")
-    command = ""
     if throttled:
         broker_id, limits = min(throttled.items())
-        names = ",".join(name for name in BROKER_THROTTLES if name in limits)
-        command = f"klamm configs alter --broker {broker_id} --delete-config {names}"
-    elif topics:
-        command = (
-            f"klamm configs alter --topic {topics[0]} --delete-config {','.join(facts.throttled_topics[topics[0]])}"
-        )
-    yield Finding(
-        "throttles",
-        "Replication is throttled, and nothing is being moved: throttles may have been left behind.",
-        tuple(why),
-        "Remove them unless they are meant to stay:",
-        command,
-        is_problem=False,
-    )
+        entity, names = f"--broker {broker_id}", [name for name in BROKER_THROTTLES if name in limits]
+    else:
+        entity, names = f"--topic {topics[0]}", list(facts.throttled_topics[topics[0]])
+    yield finding("throttles", why, entity=entity, names=",".join(names))
 
 
 def _versions(facts: ClusterFacts) -> Iterator[Finding]:
@@ -391,27 +284,18 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
         if broker.error is None:
             groups.setdefault((broker.software, broker.protocol, broker.apis), []).append(broker.broker_id)
     if len(groups) > 1:
-        yield Finding(
+        yield finding(
             "version_mix",
-            "Brokers run different versions.",
-            tuple(
+            (
                 f"{brokers_text(broker_ids).capitalize()}: {version_text(facts.brokers[broker_ids[0]])}"
                 for broker_ids in groups.values()
             ),
-            "Normal during an upgrade; finish it before features of the new version are used.",
-            is_problem=False,
         )
 
 
 def _forbidden(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.forbidden:
-        yield Finding(
-            "forbidden",
-            f"This client may not see {', '.join(facts.forbidden)}, so faults there do not show.",
-            advice="Grant its user Describe and DescribeConfigs on the cluster, and DescribeConfigs on all topics.",
-            is_problem=False,
-            is_unknown=True,
-        )
+        yield finding("forbidden", what=", ".join(facts.forbidden))
 
 
 # -- text ----------------------------------------------------------------------------------------------------------
@@ -423,27 +307,12 @@ def version_text(broker: BrokerFacts) -> str:
     return f"{broker.software or 'unknown'}{protocol}"
 
 
-def _led(
-    facts: ClusterFacts, is_meant: Callable[[TopicPartition, PartitionView], bool]
-) -> dict[TopicPartition, PartitionView]:
-    """Those of the partitions with a live leader: one without is a finding of its own."""
-    return {
-        key: each
-        for key, each in facts.view.partitions.items()
-        if not is_unavailable(each, facts.brokers) and is_meant(key, each)
-    }
-
-
-def _because(partitions: Mapping[TopicPartition, PartitionView], down: Sequence[int], what: str) -> str:
+def _because(partitions: Partitions, down: Sequence[int], what: str) -> str:
     counts = [
         f"broker {broker_id} {what} for {sum(broker_id in (each.isr or each.replicas) for each in partitions.values())}"
         for broker_id in down
     ]
     return "; ".join(counts)
-
-
-def _named(partitions: Iterable[TopicPartition]) -> str:
-    return _listed([f"{key.topic}-{key.partition}" for key in partitions])
 
 
 def _listed(names: Sequence[str]) -> str:

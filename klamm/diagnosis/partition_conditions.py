@@ -1,8 +1,9 @@
 """Why a partition is as it is, and what would help: the facts of one partition in, an answer out. Pure.
 
-The sentences about replicas are those of `klamm topics describe` (klamm.diagnosis.reasons), the price of an unclean
-election is that of `klamm elect unclean` (klamm.diagnosis.election_plans), and what the controller waits for is what a
-klamm controller says itself (klamm.controller.controller_status).
+The sentences about the partition are those of klamm.diagnosis.findings, those about replicas those of `klamm topics
+describe` (klamm.diagnosis.reasons), the price of an unclean election is that of `klamm elect unclean`
+(klamm.diagnosis.election_plans), and what the controller waits for is what a klamm controller says itself
+(klamm.controller.controller_status).
 
 What must stay true:
 - A remedy's command is a call of klamm that a shell takes as it stands, with the options that reach this cluster. A
@@ -11,7 +12,7 @@ What must stay true:
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ from klamm.base.words import are, brokers_text, counted, do, have
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_view import PartitionView, joined
 from klamm.diagnosis.election_plans import Loss, loss_text
+from klamm.diagnosis.findings import Severity, partition_row
 from klamm.diagnosis.partition_health import (
     MIN_ISR,
     UNCLEAN,
@@ -28,7 +30,7 @@ from klamm.diagnosis.partition_health import (
     is_under_min_isr,
     out_of_sync,
 )
-from klamm.diagnosis.reasons import Circumstances, absence, outage
+from klamm.diagnosis.reasons import Circumstances, absence, election_due, none_of_isr, outage
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 from klamm.znodes.topics import is_legal_topic_name
@@ -126,11 +128,18 @@ def explain(facts: PartitionFacts) -> Answer:
     is_led = not is_unavailable(facts.view, facts.known.live) and not facts.known.marked_for_deletion
     if is_led and not any(each.is_problem for each in found):
         view = facts.view
-        text = f"Broker {view.leader} leads, and all {len(view.isr)} replicas are in sync."
-        if len(view.isr) == 1:
-            text = f"Broker {view.leader} leads, and has the only replica."
-        found.insert(0, Condition("healthy", text, is_problem=False))
+        case = "only replica" if len(view.isr) == 1 else ""
+        found.insert(0, _condition("healthy", case=case, leader=view.leader, isr=len(view.isr)))
     return Answer(tuple(found), tuple(_replica(facts, each) for each in facts.view.replicas))
+
+
+def _condition(
+    kind: str, why: Iterable[str] = (), remedies: Iterable[Remedy] = (), case: str = "", **words: object
+) -> Condition:
+    """The condition of this row of klamm.diagnosis.findings."""
+    row = partition_row(kind, case)
+    is_problem = row.severity is Severity.PROBLEM
+    return Condition(kind, row.sentence.format(**words), tuple(why), tuple(remedies), is_problem)
 
 
 def _conditions(facts: PartitionFacts) -> Iterator[Condition]:
@@ -159,11 +168,8 @@ def _conditions(facts: PartitionFacts) -> Iterator[Condition]:
 
 def _controller(facts: PartitionFacts) -> Iterator[Condition]:
     if facts.controller_id == -1:
-        yield Condition(
-            "no_controller",
-            "The cluster has no controller, so no leader is elected now.",
-            remedies=(Remedy("See whether the brokers reach ZooKeeper, and read their logs."),),
-        )
+        remedy = Remedy("See whether the brokers reach ZooKeeper, and read their logs.")
+        yield _condition("no_controller", remedies=(remedy,))
         return
     obstacles = tuple(_obstacles(facts))
     if obstacles:
@@ -175,7 +181,7 @@ def _controller(facts: PartitionFacts) -> Iterator[Condition]:
                 controller_command("move", reach),
             )
         )
-        yield Condition("busy_controller", "The controller is held up.", obstacles, tuple(remedies))
+        yield _condition("busy_controller", obstacles, remedies)
 
 
 def _obstacles(facts: PartitionFacts) -> Iterator[str]:
@@ -225,12 +231,12 @@ def _deletion(facts: PartitionFacts) -> Condition:
     if facts.view.is_reassigning:
         why.append("a reassignment of the partition ends first")
     remedies = _starts(facts, [*missing, *elsewhere])
-    return Condition(
+    return _condition(
         "deleting",
-        f"Topic {facts.key.topic} is being deleted. The deletion ends when all of its replicas are deleted.",
-        tuple(why),
+        why,
         remedies or (Remedy("Wait: the controller repeats what has failed when a broker comes back."),),
-        is_problem=bool(missing or elsewhere),
+        "brokers are down" if missing or elsewhere else "",
+        topic=facts.key.topic,
     )
 
 
@@ -246,25 +252,23 @@ def _offline(facts: PartitionFacts) -> Condition:
     able = [each for each in view.replicas if _can_lead(facts, each)]
     in_sync = [each for each in able if each in view.isr]
     missing = [each for each in view.isr or view.replicas if each not in able]
-    text = "The partition has no leader: it can be neither read nor written."
-    if view.leader != NO_LEADER:
-        text = f"The leader, broker {view.leader}, is not live, and no other leader is elected."
+    case = "" if view.leader == NO_LEADER else "leader is gone"
     why = [_absence(facts, each) for each in view.replicas if each not in able]
     if in_sync:
-        why.insert(0, f"{brokers_text(in_sync)} of the ISR can lead, and the controller has not elected a leader yet")
-        return Condition("election_due", text, tuple(why), _remedies_of_due(facts))
+        why.insert(0, election_due(in_sync))
+        return _condition("election_due", why, _remedies_of_due(facts), case, leader=view.leader)
     if not view.isr and view.leader_epoch == NO_EPOCH:
         why.insert(0, "no leader was ever elected, as no replica was live when the topic was created")
-        return Condition("never_led", text, tuple(why), _starts(facts, list(view.replicas)))
-    why.insert(0, _of_isr(view))
+        return _condition("never_led", why, _starts(facts, list(view.replicas)), case, leader=view.leader)
+    why.insert(0, none_of_isr(view))
     why.append(_setting_text(facts, UNCLEAN, "only a replica of the ISR may lead" if not known.unclean else ""))
     remedies = list(_starts(facts, missing, "Nothing is lost: it has all acknowledged records."))
     if not able:
         why.append("no replica at all can lead, so an unclean election is not possible either")
-        return Condition("offline", text, tuple(why), tuple(remedies))
+        return _condition("offline", why, remedies, case, leader=view.leader)
     if known.unclean:
         why.append(f"{brokers_text(able)} can be elected, as {UNCLEAN} is true, and the controller has not done so yet")
-        return Condition("election_due", text, tuple(why), (*remedies, *_remedies_of_due(facts)))
+        return _condition("election_due", why, (*remedies, *_remedies_of_due(facts)), case, leader=view.leader)
     price = loss_text(facts.price) if isinstance(facts.price, Loss) else (facts.price or "the loss is unknown")
     chosen = facts.price.candidate if isinstance(facts.price, Loss) else able[0]
     unclean = _command(facts, "elect", "unclean", "--topic", facts.key.topic, "--partition", str(facts.key.partition))
@@ -279,13 +283,7 @@ def _offline(facts: PartitionFacts) -> Condition:
             f"{price}; and after later failures too",
         )
     )
-    return Condition("offline", text, tuple(why), tuple(remedies))
-
-
-def _of_isr(view: PartitionView) -> str:
-    if not view.isr:
-        return "the ISR is empty"
-    return f"no replica of the ISR ({brokers_text(view.isr)}) can lead"
+    return _condition("offline", why, remedies, case, leader=view.leader)
 
 
 def _can_lead(facts: PartitionFacts, broker_id: int) -> bool:
@@ -309,12 +307,8 @@ def _remedies_of_due(facts: PartitionFacts) -> tuple[Remedy, ...]:
 def _silent_leader(facts: PartitionFacts) -> Iterator[Condition]:
     leader = facts.view.leader
     if leader in facts.silent:
-        yield Condition(
-            "silent_leader",
-            f"The leader, broker {leader}, does not answer. Another one is elected when its session ends.",
-            (f"what was seen of it last: {facts.silent[leader]}",),
-            _starts(facts, [leader]),
-        )
+        why = (f"what was seen of it last: {facts.silent[leader]}",)
+        yield _condition("silent_leader", why, _starts(facts, [leader]), leader=leader)
 
 
 def _leaving_leader(facts: PartitionFacts) -> Iterator[Condition]:
@@ -323,13 +317,8 @@ def _leaving_leader(facts: PartitionFacts) -> Iterator[Condition]:
     if view.leader not in _shutting_down(facts):
         return
     heirs = [each for each in view.replicas if each in view.isr and each != view.leader and _can_lead(facts, each)]
-    text = f"The leader, broker {view.leader}, is shutting down"
     if heirs:
-        yield Condition(
-            "leader_shutting_down",
-            f"{text}. The controller makes {brokers_text(heirs[:1])} the leader.",
-            is_problem=False,
-        )
+        yield _condition("leader_shutting_down", case="has an heir", leader=view.leader, heir=brokers_text(heirs[:1]))
         return
     others = [each for each in view.origin if each != view.leader]
     why = ["no other replica of the ISR can lead, and the controller elects no other one in a controlled shutdown"]
@@ -339,15 +328,8 @@ def _leaving_leader(facts: PartitionFacts) -> Iterator[Condition]:
             "a broker of Apache Kafka asks the controller controlled.shutdown.max.retries times before it stops; one of"
             " klamm asks again only while another replica of the ISR is live"
         )
-    yield Condition(
-        "leader_shutting_down",
-        f"{text}, and no other replica can take over: the partition loses its leader when it stops.",
-        tuple(why),
-        (
-            *_catching_up(facts, others),
-            Remedy(f"Or start broker {view.leader} again when it has stopped: it leads again, and nothing is lost."),
-        ),
-    )
+    again = Remedy(f"Or start broker {view.leader} again when it has stopped: it leads again, and nothing is lost.")
+    yield _condition("leader_shutting_down", why, (*_catching_up(facts, others), again), leader=view.leader)
 
 
 # -- too few replicas in sync -----------------------------------------------------------------------------------------
@@ -374,20 +356,11 @@ def _under_min_isr(facts: PartitionFacts) -> Iterator[Condition]:
                 f" {'it' if len(view.isr) == 1 else 'them'}",
             )
         )
-        yield Condition(
-            "under_min_isr",
-            f"Producers with acks=all are refused: the ISR has {counted(len(view.isr), 'replica')}, and {MIN_ISR} is"
-            f" {minimum}.",
-            (_setting_text(facts, MIN_ISR, ""), *(_absence(facts, each) for each in missing)),
-            tuple(remedies),
-        )
+        why = (_setting_text(facts, MIN_ISR, ""), *(_absence(facts, each) for each in missing))
+        in_sync = counted(len(view.isr), "replica")
+        yield _condition("under_min_isr", why, remedies, isr=in_sync, minimum=minimum)
     elif is_at_min_isr(view, minimum) and missing:
-        yield Condition(
-            "at_min_isr",
-            f"After one more failure producers with acks=all are refused: {MIN_ISR} is {minimum}.",
-            (_setting_text(facts, MIN_ISR, ""),),
-            is_problem=False,
-        )
+        yield _condition("at_min_isr", (_setting_text(facts, MIN_ISR, ""),), minimum=minimum)
 
 
 def _under_replicated(facts: PartitionFacts) -> Iterator[Condition]:
@@ -396,12 +369,9 @@ def _under_replicated(facts: PartitionFacts) -> Iterator[Condition]:
     if not missing:
         return
     throttled = _throttle_lines(facts) if _up(facts, missing) else []
-    yield Condition(
-        "under_replicated",
-        f"{len(view.isr)} of {len(view.origin)} replicas are in sync.",
-        (*(_absence(facts, each) for each in missing), *throttled),
-        _catching_up(facts, missing),
-    )
+    why = (*(_absence(facts, each) for each in missing), *throttled)
+    remedies = _catching_up(facts, missing)
+    yield _condition("under_replicated", why, remedies, isr=len(view.isr), replicas=len(view.origin))
 
 
 def _catching_up(facts: PartitionFacts, missing: Sequence[int]) -> tuple[Remedy, ...]:
@@ -473,12 +443,14 @@ def _reassignment(facts: PartitionFacts) -> Condition:
             "the copies made so far are deleted",
         )
     )
-    return Condition(
+    return _condition(
         "reassigning",
-        f"The partition moves from {brokers_text(view.origin)} to {brokers_text(view.target)}. {step}",
         (*why, *throttled),
-        tuple(remedies),
-        is_problem=bool(down),
+        remedies,
+        "brokers are down" if down else "",
+        origin=brokers_text(view.origin),
+        target=brokers_text(view.target),
+        step=step,
     )
 
 
@@ -500,19 +472,14 @@ def cancel_command(key: TopicPartition, view: PartitionView, reach: Sequence[str
 
 def _off_preferred(facts: PartitionFacts) -> Condition:
     view, preferred = facts.view, facts.view.replicas[0]
-    text = f"Broker {view.leader} leads instead of the preferred leader, broker {preferred}."
     if preferred in view.isr and _can_lead(facts, preferred):
         call = elect_preferred_command(facts.key, facts.reach)
-        remedy = Remedy(f"Broker {preferred} is in the ISR: give it the partition back.", call)
+        remedies: tuple[Remedy, ...] = (Remedy(f"Broker {preferred} is in the ISR: give it the partition back.", call),)
         why = "a broker that comes back leads nothing until a preferred election; auto.leader.rebalance.enable does one"
-        return Condition("off_preferred", text, (why,), (remedy,), is_problem=False)
-    return Condition(
-        "off_preferred",
-        text,
-        (_absence(facts, preferred),),
-        _starts(facts, [preferred]) or (Remedy(f"Wait until broker {preferred} is in the ISR."),),
-        is_problem=False,
-    )
+    else:
+        why = _absence(facts, preferred)
+        remedies = _starts(facts, [preferred]) or (Remedy(f"Wait until broker {preferred} is in the ISR."),)
+    return _condition("off_preferred", (why,), remedies, leader=view.leader, preferred=preferred)
 
 
 def controller_command(verb: str, reach: Sequence[str]) -> str:

@@ -1,12 +1,6 @@
 """What is wrong with a partition, by Kafka's definitions: the one place that decides it. Pure functions of a view.
 
-| here                  | option of kafka-topics          | metric of the leader's broker, or of the controller |
-|-----------------------|---------------------------------|-----------------------------------------------------|
-| `is_unavailable`      | --unavailable-partitions        | OfflinePartitionsCount                              |
-| `is_under_replicated` | --under-replicated-partitions   | UnderReplicatedPartitions                           |
-| `is_under_min_isr`    | --under-min-isr-partitions      | UnderMinIsrPartitionCount                           |
-| `is_at_min_isr`       | --at-min-isr-partitions         | AtMinIsrPartitionCount                              |
-| `is_off_preferred`    |                                 | PreferredReplicaImbalanceCount                      |
+`Predicate` is the list of them, with the option of kafka-topics that each answers to.
 
 What must stay true:
 - As in Kafka, the replicas that a reassignment adds do not count as missing, and stand in for those that it removes.
@@ -15,7 +9,8 @@ What must stay true:
   under-replicated too, as kafka-topics does, ask for nothing else.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
+from enum import Enum, IntEnum
 from typing import Final
 
 from klamm.diagnosis.cluster_view import PartitionView
@@ -67,4 +62,76 @@ def is_well(partition: PartitionView, live: Container[int], min_insync_replicas:
 
 def is_off_preferred(partition: PartitionView) -> bool:
     """Whether another replica leads than the first one."""
-    return partition.leader != NO_LEADER and partition.leader != partition.replicas[0]
+    return partition.leader != NO_LEADER and bool(partition.replicas) and partition.leader != partition.replicas[0]
+
+
+class ReplicaState(IntEnum):
+    """A replica as the cockpit's map has it. The first that applies counts, in the order of the lines."""
+
+    NONE = 0
+    OFFLINE = 4
+    """Its broker is not live."""
+    UNUSED = 7
+    """Its log directory has failed, or the controller has not used it since its broker came back."""
+    LEADER = 2
+    ADDING = 5
+    REMOVING = 6
+    IN_SYNC = 1
+    OUT_OF_SYNC = 3
+
+
+def replica_state(partition: PartitionView, broker_id: int, live: Container[int]) -> ReplicaState:
+    """The state of one of the partition's replicas."""
+    if broker_id not in live:
+        return ReplicaState.OFFLINE
+    if broker_id in partition.offline:
+        return ReplicaState.UNUSED
+    if broker_id == partition.leader:
+        return ReplicaState.LEADER
+    if broker_id in partition.adding:
+        return ReplicaState.ADDING
+    if broker_id in partition.removing:
+        return ReplicaState.REMOVING
+    return ReplicaState.IN_SYNC if broker_id in partition.isr else ReplicaState.OUT_OF_SYNC
+
+
+def is_short(partition: PartitionView, live: Container[int]) -> bool:
+    """Whether a partition with a live leader is under-replicated; one without counts as unavailable alone."""
+    return not is_unavailable(partition, live) and is_under_replicated(partition)
+
+
+class Predicate(Enum):
+    """What can be so of a partition. `option` is that of kafka-topics, "" where klamm's own tools alone ask for it.
+
+    `holds` takes the partition, the live brokers, and min.insync.replicas (None if that is unknown).
+    """
+
+    # In comments the metrics, of the controller or of the leader's broker, that count the same.
+    UNDER_REPLICATED = (  # UnderReplicatedPartitions
+        "--under-replicated-partitions",
+        lambda partition, live, minimum: is_under_replicated(partition),
+    )
+    AT_MIN_ISR = (  # AtMinIsrPartitionCount
+        "--at-min-isr-partitions",
+        lambda partition, live, minimum: is_at_min_isr(partition, minimum),
+    )
+    UNDER_MIN_ISR = (  # UnderMinIsrPartitionCount
+        "--under-min-isr-partitions",
+        lambda partition, live, minimum: is_under_min_isr(partition, minimum),
+    )
+    UNAVAILABLE = (  # OfflinePartitionsCount
+        "--unavailable-partitions",
+        lambda partition, live, minimum: is_unavailable(partition, live),
+    )
+    OFF_PREFERRED = (  # PreferredReplicaImbalanceCount
+        "--off-preferred-partitions",
+        lambda partition, live, minimum: is_off_preferred(partition),
+    )
+    REASSIGNING = "", lambda partition, live, minimum: partition.is_reassigning
+
+    def __init__(self, option: str, holds: Callable[[PartitionView, Container[int], int | None], bool]) -> None:
+        self.option = option
+        self.holds = holds
+
+
+NEED_MIN_ISR: Final = (Predicate.AT_MIN_ISR, Predicate.UNDER_MIN_ISR)

@@ -161,17 +161,26 @@ def outage(partition: PartitionView, broker_id: int, known: Circumstances) -> st
     )
 
 
+def election_due(able: Sequence[int]) -> str:
+    """That these replicas of the ISR can lead."""
+    return f"{brokers_text(able)} of the ISR can lead, and the controller has not elected a leader yet"
+
+
+def none_of_isr(partition: PartitionView) -> str:
+    """That no replica of the ISR can lead."""
+    # Kafka 4 takes also the last replica out of the ISR when it fails, and keeps it as an eligible leader replica.
+    return f"no replica of the ISR ({brokers_text(partition.isr)}) can lead" if partition.isr else "the ISR is empty"
+
+
 def _without_leader(partition: PartitionView, known: Circumstances) -> Iterator[str]:
     if not partition.isr and partition.leader_epoch == NO_EPOCH:
         yield "no leader was elected yet"
         return
     offline = {each: outage(partition, each, known) for each in dict.fromkeys((*partition.isr, *partition.replicas))}
     if any(offline[each] is None for each in partition.isr):
-        able = [each for each in partition.isr if offline[each] is None]
-        yield f"{brokers_text(able)} of the ISR can lead, and the controller has not elected a leader yet"
+        yield election_due([each for each in partition.isr if offline[each] is None])
         return
-    # Kafka 4 takes also the last replica out of the ISR when it fails, and keeps it as an eligible leader replica.
-    yield f"no replica of the ISR ({brokers_text(partition.isr)}) can lead" if partition.isr else "the ISR is empty"
+    yield none_of_isr(partition)
     yield from (why for why in offline.values() if why is not None)
     able = [each for each in partition.replicas if offline[each] is None]
     if able and known.unclean:

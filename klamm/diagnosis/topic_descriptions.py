@@ -6,22 +6,15 @@ partition that is not stand in one more column at the end of its line.
 As in Kafka, the replicas that a reassignment adds count neither in the replication factor nor as missing in the ISR.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from klamm.base.visible import visible
 from klamm.diagnosis.cluster_view import PartitionView, joined
-from klamm.diagnosis.partition_health import (
-    is_at_min_isr,
-    is_off_preferred,
-    is_unavailable,
-    is_under_min_isr,
-    is_under_replicated,
-)
+from klamm.diagnosis.partition_health import Predicate
 from klamm.protocol.vocabulary import NO_LEADER, encode_topic_id
 
 
@@ -48,34 +41,13 @@ class TopicDescription:
         return len(next(iter(self.partitions.values())).origin) if self.partitions else 0
 
 
-class Filter(Enum):
-    """The partitions that a description shows; the value is the option's name."""
-
-    UNDER_REPLICATED = "--under-replicated-partitions"
-    AT_MIN_ISR = "--at-min-isr-partitions"
-    UNDER_MIN_ISR = "--under-min-isr-partitions"
-    UNAVAILABLE = "--unavailable-partitions"
-    OFF_PREFERRED = "--off-preferred-partitions"
-
-
-NEED_MIN_ISR = (Filter.AT_MIN_ISR, Filter.UNDER_MIN_ISR)
-
-_CHOOSES: Mapping[Filter, Callable[[PartitionView, TopicDescription, AbstractSet[int]], bool]] = {
-    Filter.UNDER_REPLICATED: lambda partition, topic, live: is_under_replicated(partition),
-    Filter.AT_MIN_ISR: lambda partition, topic, live: is_at_min_isr(partition, topic.min_insync_replicas),
-    Filter.UNDER_MIN_ISR: lambda partition, topic, live: is_under_min_isr(partition, topic.min_insync_replicas),
-    Filter.UNAVAILABLE: lambda partition, topic, live: is_unavailable(partition, live),
-    Filter.OFF_PREFERRED: lambda partition, topic, live: is_off_preferred(partition),
-}
-
-
-def chosen(topic: TopicDescription, filters: Iterable[Filter], live: AbstractSet[int]) -> dict[int, PartitionView]:
+def chosen(topic: TopicDescription, filters: Iterable[Predicate], live: AbstractSet[int]) -> dict[int, PartitionView]:
     """The partitions that one of these filters chooses."""
     wanted = list(filters)
     return {
         number: partition
         for number, partition in topic.partitions.items()
-        if any(_CHOOSES[each](partition, topic, live) for each in wanted)
+        if any(each.holds(partition, live, topic.min_insync_replicas) for each in wanted)
     }
 
 

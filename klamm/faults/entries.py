@@ -117,9 +117,13 @@ class ServerResumed(ChronicleEntry):
 # -- what ZooKeeper holds ---------------------------------------------------------------------------------------------
 
 
+class MetadataChange(ChronicleEntry):
+    """What `MetadataChanges` makes of the versions of znodes."""
+
+
 @_entry("broker_registered")
 @dataclass(frozen=True)
-class BrokerRegistered(ChronicleEntry):
+class BrokerRegistered(MetadataChange):
     """A broker has registered in ZooKeeper: it started, or has a new session."""
 
     broker: int
@@ -131,7 +135,7 @@ class BrokerRegistered(ChronicleEntry):
 
 @_entry("broker_unregistered")
 @dataclass(frozen=True)
-class BrokerUnregistered(ChronicleEntry):
+class BrokerUnregistered(MetadataChange):
     """A broker's session has ended, so the cluster takes it for dead."""
 
     broker: int
@@ -142,7 +146,7 @@ class BrokerUnregistered(ChronicleEntry):
 
 @_entry("controller_elected")
 @dataclass(frozen=True)
-class ControllerElected(ChronicleEntry):
+class ControllerElected(MetadataChange):
     """A broker has become the controller."""
 
     broker: int
@@ -154,7 +158,7 @@ class ControllerElected(ChronicleEntry):
 
 @_entry("controller_gone")
 @dataclass(frozen=True)
-class ControllerGone(ChronicleEntry):
+class ControllerGone(MetadataChange):
     """The cluster has no controller; the last one was `broker`."""
 
     broker: int
@@ -165,7 +169,7 @@ class ControllerGone(ChronicleEntry):
 
 @_entry("topic_created")
 @dataclass(frozen=True)
-class TopicCreated(ChronicleEntry):
+class TopicCreated(MetadataChange):
     """A topic exists."""
 
     topic: str
@@ -177,7 +181,7 @@ class TopicCreated(ChronicleEntry):
 
 @_entry("topic_deleted")
 @dataclass(frozen=True)
-class TopicDeleted(ChronicleEntry):
+class TopicDeleted(MetadataChange):
     """ZooKeeper has the topic no longer."""
 
     topic: str
@@ -188,7 +192,7 @@ class TopicDeleted(ChronicleEntry):
 
 @_entry("leader_elected")
 @dataclass(frozen=True)
-class LeaderElected(ChronicleEntry):
+class LeaderElected(MetadataChange):
     """A partition has another leader, or a further leader epoch of the same one.
 
     `leader` None: the partition has no leader. `isr_before` None: the partition is new. `unclean`: the leader was not
@@ -221,7 +225,7 @@ class LeaderElected(ChronicleEntry):
 
 @_entry("isr_changed")
 @dataclass(frozen=True)
-class IsrChanged(ChronicleEntry):
+class IsrChanged(MetadataChange):
     """The leader has changed the ISR."""
 
     topic: str

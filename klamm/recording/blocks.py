@@ -20,8 +20,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
-import orjson
 import zstandard
+
+from klamm.base import json_bytes
 
 FORMAT: Final = "klamm recording"
 VERSION: Final = 1
@@ -74,7 +75,7 @@ def write_block(
 ) -> None:
     """Appends a block. `lines` are whole lines. Raises OSError."""
     body = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(lines)
-    head = orjson.dumps(
+    head = json_bytes.encode(
         {
             "format": FORMAT,
             "version": VERSION,
@@ -138,8 +139,8 @@ def _not_one(blocks: list[Block], name: str, position: int, why: str) -> Recordi
 
 def _block(blocks: list[Block], name: str, position: int, head: bytes, body_at: int) -> Block:
     try:
-        found = orjson.loads(head)
-    except orjson.JSONDecodeError:
+        found = json_bytes.decode(head)
+    except json_bytes.JsonError:
         found = None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise _not_one(blocks, name, position, "a block's head is not klamm's")

@@ -11,34 +11,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-import orjson
-
-from klamm.faults.entries import (
-    BrokerRegistered,
-    BrokerUnregistered,
-    ChronicleEntry,
-    ControllerElected,
-    ControllerGone,
-    IsrChanged,
-    LeaderElected,
-    TopicCreated,
-    TopicDeleted,
-)
+from klamm.base import json_bytes
+from klamm.faults.entries import ChronicleEntry, MetadataChange
 from klamm.recording.entries import RECORD_KINDS, Json, history_entry
 from klamm.recording.spool import Spool
 from klamm.recording.writer import RecordingWriter
 
-# These entries of a history are made of the versions of znodes, which a recording has itself.
-OF_ZNODES: Final = (
-    BrokerRegistered,
-    BrokerUnregistered,
-    ControllerElected,
-    ControllerGone,
-    IsrChanged,
-    LeaderElected,
-    TopicCreated,
-    TopicDeleted,
-)
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -46,7 +24,8 @@ def write_recording(
     path: Path, about: str, spool: Spool, history: Iterable[ChronicleEntry], records: Iterable[Json], now_ms: int
 ) -> None:
     """Writes a file of a cluster under test. Raises OSError."""
-    told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, OF_ZNODES)]
+    # A recording has the versions of znodes themselves.
+    told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, MetadataChange)]
     first = next(spool.entries(), None)
     began_ms = min([each[0] for each in (first, *told[:1]) if each is not None], default=now_ms)
     decided = [(min(max(record["time_ms"], began_ms), now_ms), record) for record in records]
@@ -76,8 +55,8 @@ def read_records(host: str, port: int, timeout_s: float) -> list[Json]:
 def _records(lines: Iterable[bytes]) -> Iterator[Json]:
     for line in lines:
         try:
-            record = orjson.loads(line)
-        except orjson.JSONDecodeError:
+            record = json_bytes.decode(line)
+        except json_bytes.JsonError:
             return  # The broker has died in the middle of its answer.
         if isinstance(record, dict) and record.get("kind") in RECORD_KINDS and type(record.get("time_ms")) is int:
             yield record

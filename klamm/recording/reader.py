@@ -17,8 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.recording.blocks import MAX_ENTRIES_BYTES, Block, RecordingError, read_heads, read_lines
 from klamm.recording.entries import EntryError, Json, znode_of
 from klamm.recording.state import State
@@ -181,7 +180,7 @@ class Recording:
         """
         last = self.count - 1 if last is None else last
         paths = {topic_path(topic), delete_topic_path(topic), partition_state_path(topic, partition)}
-        needles = [orjson.dumps(topic)[1:-1]]
+        needles = [json_bytes.encode(topic)[1:-1]]
         if brokers := list(brokers):
             paths |= {CONTROLLER_PATH, CONTROLLER_EPOCH_PATH, *map(broker_path, brokers)}
             needles += [CONTROLLER_PATH.encode(), BROKER_IDS_PATH.encode()]
@@ -260,8 +259,8 @@ def _entry(name: str, block: Block, place: int, line: bytes) -> NumberedEntry:
     """The entry in a line, whose number and time must be those that the head of its block allows."""
     number = block.first + place
     try:
-        found = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        found = json_bytes.decode(line)
+    except json_bytes.JsonError as error:
         raise RecordingError(f"{name} is damaged: entry {number} is no JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
         raise RecordingError(f"{name} is damaged: entry {number} has no kind")
@@ -279,9 +278,9 @@ def _apply(state: State, entry: NumberedEntry) -> None:
 
 def _keyframe(name: str, line: bytes) -> State:
     try:
-        found = orjson.loads(line)
+        found = json_bytes.decode(line)
         return State.from_json(found.get("state") if isinstance(found, dict) else None)
-    except (orjson.JSONDecodeError, EntryError) as error:
+    except (json_bytes.JsonError, EntryError) as error:
         raise RecordingError(f"{name} is damaged: {error}") from None
 
 

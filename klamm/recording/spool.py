@@ -7,9 +7,9 @@ MAX_BYTES; from then on the newest versions are not kept, and `dropped` tells ho
 from collections.abc import Iterator
 from typing import Final
 
-import orjson
 import zstandard
 
+from klamm.base import json_bytes
 from klamm.recording.entries import Json, znode_entry
 from klamm.znodes.watch import Znode
 
@@ -36,7 +36,7 @@ class Spool:
         newest.append((at_ms, znode))
         self._newest_bytes += len(znode.data or b"")
         if len(newest) >= CHUNK_ZNODES or self._newest_bytes >= CHUNK_BYTES:
-            lines = orjson.dumps([(at_ms, znode_entry(each)) for at_ms, each in newest])
+            lines = json_bytes.encode([(at_ms, znode_entry(each)) for at_ms, each in newest])
             chunk = zstandard.ZstdCompressor(level=1).compress(lines)
             self._kept = ([*chunks, chunk], [])
             self._chunks_bytes += len(chunk)
@@ -46,7 +46,7 @@ class Spool:
         """(time in milliseconds, entry) of all versions so far."""
         chunks, newest = self._kept
         for chunk in chunks:
-            for at_ms, entry in orjson.loads(zstandard.ZstdDecompressor().decompress(chunk)):
+            for at_ms, entry in json_bytes.decode(zstandard.ZstdDecompressor().decompress(chunk)):
                 yield at_ms, entry
         for at_ms, znode in list(newest):
             yield at_ms, znode_entry(znode)

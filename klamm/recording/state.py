@@ -22,8 +22,11 @@ What must stay true:
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
+import msgspec
+
+from klamm.base import json_bytes
 from klamm.faults.metadata_changes import partition_change
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey, encode_topic_id
 from klamm.recording.entries import FAULT, RECORD_KINDS, ZNODE, ZNODE_DELETED, EntryError, Json, text_of, znode_of
@@ -301,15 +304,34 @@ class State:
     @classmethod
     def from_json(cls, form: object) -> "State":
         """The state of a keyframe. Raises EntryError."""
-        if not isinstance(form, dict):
-            raise EntryError("a keyframe is no JSON object")
-        state = cls()
         try:
-            for name in SECTIONS:
-                setattr(state, name, dict(_SECTIONS[name](key, value) for key, value in form[name]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise EntryError(f"a keyframe has a wrong section: {type(error).__name__}: {error}") from None
+            found = json_bytes.of_form(form, _Keyframe)
+            json_bytes.of_form(dict(found.cluster), _Cluster)
+        except json_bytes.JsonError as error:
+            raise EntryError(f"a keyframe has a wrong section: {error}") from None
+        state = cls()
+        for name in SECTIONS:
+            setattr(state, name, dict(getattr(found, name)))
         return state
+
+
+class _Keyframe(msgspec.Struct):
+    """The JSON form of a state."""
+
+    cluster: list[tuple[str, str | int | tuple[str, int]]]
+    brokers: list[tuple[int, BrokerMoment]]
+    topics: list[tuple[str, TopicMoment]]
+    partitions: list[tuple[PartitionKey, PartitionMoment]]
+    deletions: list[tuple[str, int]]
+    servers: list[tuple[str, str]]
+    faults: list[tuple[str, str]]
+
+
+class _Cluster(TypedDict, total=False):
+    id: str
+    controller: int
+    controller_epoch: int
+    event: tuple[str, int]
 
 
 _SERVER_STATES: Mapping[str, str] = {
@@ -330,66 +352,6 @@ def _leader_and_isr(known: PartitionMoment) -> LeaderAndIsr | None:
         return None
     leader = NO_LEADER if known.leader is None else known.leader
     return LeaderAndIsr(leader, known.leader_epoch, known.isr, known.controller_epoch)
-
-
-# -- the sections of a keyframe ---------------------------------------------------------------------------------------
-
-
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{str(value)[:40]!r} is no number")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:40]!r} is no text")
-    return value
-
-
-def _optional(check: Callable[[Any], Any], value: Any) -> Any:
-    return None if value is None else check(value)
-
-
-def _cluster_value(key: Any, value: Any) -> tuple[str, Any]:
-    if key == "event":
-        name, since_ms = value
-        return key, (_text(name), _integer(since_ms))
-    return _text(key), _text(value) if key == "id" else _integer(value)
-
-
-def _broker_value(key: Any, value: Any) -> tuple[int, BrokerMoment]:
-    epoch, host, port, rack = value
-    return _integer(key), BrokerMoment(_integer(epoch), _text(host), _integer(port), _optional(_text, rack))
-
-
-def _topic_value(key: Any, value: Any) -> tuple[str, TopicMoment]:
-    czxid, topic_id, partitions = value
-    return _text(key), TopicMoment(_integer(czxid), _optional(_text, topic_id), _integer(partitions))
-
-
-def _partition_value(key: Any, value: Any) -> tuple[PartitionKey, PartitionMoment]:
-    topic, number = key
-    replicas, adding, removing, leader, leader_epoch, isr, controller_epoch, version = value
-    led = () if leader is None else (leader,)
-    # A keyframe of a large cluster has 100,000 of these, so their numbers are checked together.
-    numbers = (number, leader_epoch, controller_epoch, version, *led, *replicas, *adding, *removing, *isr)
-    if set(map(type, numbers)) != {int} or type(topic) is not str:
-        raise TypeError(f"{str((key, value))[:80]} is no partition")
-    return (topic, number), PartitionMoment(
-        tuple(replicas), tuple(adding), tuple(removing), leader, leader_epoch, tuple(isr), controller_epoch, version
-    )
-
-
-_SECTIONS: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
-    "cluster": _cluster_value,
-    "brokers": _broker_value,
-    "topics": _topic_value,
-    "partitions": _partition_value,
-    "deletions": lambda key, value: (_text(key), _integer(value)),
-    "servers": lambda key, value: (_text(key), _text(value)),
-    "faults": lambda key, value: (_text(key), _text(value)),
-}
 
 
 def replicas_of(partition: PartitionMoment) -> Iterator[int]:

@@ -10,8 +10,7 @@ What must stay true:
 from collections import Counter
 from typing import Any, BinaryIO, Final
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.recording.blocks import MAX_BLOCK_BYTES, MAX_ENTRIES_BYTES, write_block
 from klamm.recording.entries import EntryError, Json
 from klamm.recording.state import State
@@ -66,7 +65,7 @@ class RecordingWriter:
             self._marks[mark] += 1
         if text and "text" not in entry:
             said["text"] = text
-        self._append(orjson.dumps(said | entry))
+        self._append(json_bytes.encode(said | entry))
         self._last_ms = at_ms
         self.entries += 1
         self._since_keyframe += 1
@@ -97,7 +96,7 @@ class RecordingWriter:
         is_due = self._since_keyframe >= KEYFRAME_ENTRIES and self._bytes_since_keyframe >= 2 * self._keyframe_bytes
         if not is_due:
             return
-        keyframe = orjson.dumps({"kind": "keyframe", "state": self.state.to_json()})
+        keyframe = json_bytes.encode({"kind": "keyframe", "state": self.state.to_json()})
         self._since_keyframe = self._bytes_since_keyframe = 0
         self._keyframe_bytes = len(keyframe)
         if len(keyframe) <= MAX_BLOCK_BYTES - MAX_ENTRIES_BYTES:

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.znodes.fields import INT32_MAX, Fields
 
@@ -90,7 +89,7 @@ class BrokerRegistration:
             }
         if self.rack is not None:
             registration["rack"] = self.rack
-        return orjson.dumps(registration)
+        return json_bytes.encode(registration)
 
     @classmethod
     def decode(cls, broker_id: int, data: bytes) -> "BrokerRegistration":

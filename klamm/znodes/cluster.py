@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.fields import INT16_MAX, INT32_MAX, INT64_MAX, Fields, ZnodeError
 
@@ -48,7 +47,7 @@ class Controller:
     timestamp_ms: int
 
     def encode(self) -> bytes:
-        return orjson.dumps({"version": 1, "brokerid": self.broker_id, "timestamp": str(self.timestamp_ms)})
+        return json_bytes.encode({"version": 1, "brokerid": self.broker_id, "timestamp": str(self.timestamp_ms)})
 
     @classmethod
     def decode(cls, data: bytes) -> "Controller":
@@ -70,7 +69,7 @@ def decode_controller_epoch(data: bytes) -> int:
 
 def encode_cluster_id(cluster_id: str) -> bytes:
     # The version is a string here, and nowhere else.
-    return orjson.dumps({"version": "1", "id": cluster_id})
+    return json_bytes.encode({"version": "1", "id": cluster_id})
 
 
 def decode_cluster_id(data: bytes) -> str:
@@ -89,7 +88,7 @@ class ProducerIdBlock:
     last: int
 
     def encode(self) -> bytes:
-        return orjson.dumps(
+        return json_bytes.encode(
             {"version": 1, "broker": self.broker_id, "block_start": str(self.first), "block_end": str(self.last)}
         )
 
@@ -135,7 +134,7 @@ class Features:
             name: {"min_version_level": versions.min_version_level, "max_version_level": versions.max_version_level}
             for name, versions in self.features.items()
         }
-        return orjson.dumps({"version": 1, "status": int(self.status), "features": features})
+        return json_bytes.encode({"version": 1, "status": int(self.status), "features": features})
 
     @classmethod
     def decode(cls, data: bytes) -> "Features":

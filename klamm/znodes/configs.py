@@ -8,8 +8,7 @@ import base64
 from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.net.scram import ScramCredential
 from klamm.znodes.fields import Fields
 
@@ -73,7 +72,7 @@ def encode_scram_credential(credential: ScramCredential) -> str:
 
 
 def encode_config(config: Mapping[str, str]) -> bytes:
-    return orjson.dumps({"version": 1, "config": dict(config)})
+    return json_bytes.encode({"version": 1, "config": dict(config)})
 
 
 def decode_config(entity_path: str, data: bytes) -> dict[str, str]:
@@ -85,7 +84,7 @@ def decode_config(entity_path: str, data: bytes) -> dict[str, str]:
 
 
 def encode_config_change(entity_path: str) -> bytes:
-    return orjson.dumps({"version": 2, "entity_path": entity_path})
+    return json_bytes.encode({"version": 2, "entity_path": entity_path})
 
 
 def decode_config_change(name: str, data: bytes) -> str:

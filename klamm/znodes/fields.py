@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
+from klamm.base import json_bytes
 
 INT16_MAX = 2**15 - 1
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -32,8 +32,8 @@ class Fields:
     @classmethod
     def parse(cls, path: str, data: bytes) -> "Fields":
         try:
-            return cls(path, orjson.loads(data))
-        except orjson.JSONDecodeError as error:
+            return cls(path, json_bytes.decode(data))
+        except json_bytes.JsonError as error:
             raise ZnodeError(path, f"not JSON: {error}") from None
 
     def problem(self, key: str, problem: str) -> ZnodeError:

@@ -6,8 +6,7 @@ IsrChangeNotificationSequenceZNode, LogDirEventNotificationSequenceZNode.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import Fields
 
@@ -27,7 +26,7 @@ def delete_topic_path(topic: str) -> str:
 
 def encode_partitions(partitions: Iterable[PartitionKey]) -> bytes:
     """The content of a preferred replica election and of a notification of ISR changes."""
-    return orjson.dumps(
+    return json_bytes.encode(
         {"version": 1, "partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
     )
 
@@ -39,7 +38,7 @@ def decode_partitions(path: str, data: bytes) -> list[PartitionKey]:
 
 
 def encode_reassignment(replicas: Mapping[PartitionKey, Sequence[int]]) -> bytes:
-    return orjson.dumps(
+    return json_bytes.encode(
         {
             "version": 1,
             "partitions": [
@@ -57,7 +56,7 @@ def decode_reassignment(data: bytes) -> dict[PartitionKey, tuple[int, ...]]:
 
 
 def encode_log_dir_event(broker_id: int) -> bytes:
-    return orjson.dumps({"version": 1, "broker": broker_id, "event": LOG_DIR_FAILURE})
+    return json_bytes.encode({"version": 1, "broker": broker_id, "event": LOG_DIR_FAILURE})
 
 
 def decode_log_dir_event(path: str, data: bytes) -> int:

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.protocol.vocabulary import NO_LEADER, encode_topic_id
 from klamm.znodes.fields import INT32_MAX, Fields
 
@@ -64,13 +63,13 @@ class TopicAssignment:
     def encode(self) -> bytes:
         assignment: dict[str, object] = {
             "version": 3,
-            "partitions": _replicas_json(self.partitions),
-            "adding_replicas": _replicas_json({key: ids for key, ids in self.adding_replicas.items() if ids}),
-            "removing_replicas": _replicas_json({key: ids for key, ids in self.removing_replicas.items() if ids}),
+            "partitions": dict(sorted(self.partitions.items())),
+            "adding_replicas": {partition: ids for partition, ids in sorted(self.adding_replicas.items()) if ids},
+            "removing_replicas": {partition: ids for partition, ids in sorted(self.removing_replicas.items()) if ids},
         }
         if self.topic_id is not None:
             assignment["topic_id"] = encode_topic_id(self.topic_id)
-        return orjson.dumps(assignment)
+        return json_bytes.encode(assignment)
 
     @classmethod
     def decode(cls, topic: str, data: bytes, zk_version: int = -1) -> "TopicAssignment":
@@ -93,10 +92,6 @@ def assignment_bytes(partition: int, *replicas: Sequence[int]) -> int:
     """The size of one partition in an encoded assignment, with its replicas, adding and removing replicas."""
     name_bytes = len(f'"{partition}":[],')
     return sum(name_bytes + sum(len(f"{broker_id},") for broker_id in ids) for ids in replicas if ids)
-
-
-def _replicas_json(replicas: Replicas) -> dict[str, list[int]]:
-    return {str(partition): list(ids) for partition, ids in sorted(replicas.items())}
 
 
 def _replicas(fields: Fields | None) -> dict[int, tuple[int, ...]]:

@@ -4,9 +4,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
+from klamm.base import json_bytes
 from klamm.cockpit.page_api import Cockpit
 from klamm.cockpit.recorded.cluster import RecordedCluster, partition_map
 from klamm.recording.blocks import MAX_ENTRIES_BYTES, RecordingError, write_block
@@ -56,7 +56,7 @@ def damaged(rng: random.Random, value: Any) -> Any:
         if rng.random() < 0.15:
             return rest | {str(rng.choice(HOSTILE)): value[key]}
         if key == "data" and value[key].startswith("{"):
-            return rest | {key: orjson.dumps(damaged(rng, orjson.loads(value[key]))).decode()}
+            return rest | {key: json_bytes.encode(damaged(rng, json_bytes.decode(value[key]))).decode()}
         return value | {key: damaged(rng, value[key])}
     if isinstance(value, list) and value and rng.random() < 0.8:
         at = rng.randrange(len(value))
@@ -68,11 +68,11 @@ def keyframe_of(rng: random.Random) -> bytes:
     state = State()
     for entry in entries_of(rng):
         state.apply(entry, BEGAN_MS)
-    form = orjson.loads(orjson.dumps(state.to_json()))
+    form = json_bytes.decode(json_bytes.encode(state.to_json()))
     if rng.random() < 0.7:
         section = rng.choice(list(form))
         form[section] = damaged(rng, form[section])
-    return orjson.dumps({"kind": "keyframe", "state": form})
+    return json_bytes.encode({"kind": "keyframe", "state": form})
 
 
 def write(path: Path, *blocks: tuple[list[bytes], list[Json]], marks: dict[str, int] | None = None) -> None:
@@ -80,7 +80,7 @@ def write(path: Path, *blocks: tuple[list[bytes], list[Json]], marks: dict[str, 
     first = 0
     with open(path, "wb") as file:
         for keyframes, entries in blocks:
-            lines = [*keyframes, *(orjson.dumps({"at_ms": BEGAN_MS} | each) for each in entries)]
+            lines = [*keyframes, *(json_bytes.encode({"at_ms": BEGAN_MS} | each) for each in entries)]
             write_block(
                 file,
                 b"\n".join(lines) + b"\n",
@@ -127,7 +127,7 @@ def test_whatever_a_recording_says_has_an_answer(tmp_path: Path, seed: int) -> N
 def test_partitions_and_brokers_of_any_number_cost_no_memory(tmp_path: Path) -> None:
     state = [[["t", 2**62], [[1], [], [], 1, 0, [1], 1, 0]], [["u", 0], [list(range(50_000)), [], [], 1, 0, [1], 1, 0]]]
     form: dict[str, Any] = {name: [] for name in State().sections} | {"partitions": state}
-    keyframe = orjson.dumps({"kind": "keyframe", "state": form})
+    keyframe = json_bytes.encode({"kind": "keyframe", "state": form})
     write(tmp_path / "r", ([keyframe], [{"kind": "recording"}]))
     with Recording(tmp_path / "r") as recording:
         head = partition_map(recording, 0).head()

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import orjson
 import pytest
 
 from klamm.access.clients import command_options
 from klamm.access.controller import ControllerAddress
 from klamm.access.http_reading import WrongAnswer
+from klamm.base import json_bytes
 from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
 from klamm.client.admin.log_dirs import describe_log_dirs
@@ -50,7 +50,7 @@ async def until(subscription: Subscription, event: str, condition: Callable[[Any
     async with asyncio.timeout(60):
         while True:
             for name, data in await subscription.read():
-                value = orjson.loads(data)
+                value = json_bytes.decode(data)
                 if name == event and condition(value):
                     return value
 
@@ -201,7 +201,7 @@ async def test_findings_follow_the_map_at_once() -> None:
         await source._renew_digest()
         assert source._digest is not None
         assert source._digest.place == (source.partitions.version, source.partitions.sequence)
-        return [each.kind for each in source._digest.findings[0] if each.kind != "no_controller"]
+        return [each.kind for each in source._digest.findings if each.kind != "no_controller"]
 
     assert await findings() == []
     source.partitions.change("t", 0, 1, [1])

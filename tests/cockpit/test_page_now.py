@@ -10,11 +10,13 @@ import pytest
 from klamm.cockpit.live.document import KAFKA_SHOWS_LESS
 from klamm.cockpit.map_lags import PIECE_ROWS
 from klamm.cockpit.page_json import encoded_json
+from klamm.cockpit.partition_map import PartitionMap
 from klamm.controller.events import ControllerState
 from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
 from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, VALID_PREVIOUS_REPLICA_STATES
 from klamm.coordinator.groups.group import GroupState
 from klamm.coordinator.transactions.states import STATE_NAMES
+from klamm.diagnosis.cluster_view import PartitionView
 from support.browser import Pages
 from support.cockpit import (
     LEADER,
@@ -23,6 +25,7 @@ from support.cockpit import (
     FixedSource,
     PageServer,
     encoded_map,
+    map_of,
     now_document,
     partition_map,
 )
@@ -46,6 +49,7 @@ def cluster(server: PageServer) -> None:
     head, cells = partition_map(BROKERS, TOPICS, replication_factor=2)
     cells[5 * BROKERS : 6 * BROKERS] = bytes((0, OFFLINE, OFFLINE))  # orders-1
     server.map_bytes = encoded_map(head, cells)
+    server.source.partitions = PartitionMap()
 
 
 def map_is_drawn(page: Any) -> None:
@@ -451,9 +455,11 @@ def test_the_keyboard_alone_is_enough(server: PageServer, pages: Pages) -> None:
 
 
 def test_why_begins_with_what_is_wrong_now_grouped_by_reason(server: PageServer, pages: Pages) -> None:
+    led, leaderless = PartitionView(1, 0, (1, 2), (1, 2)), PartitionView(-1, 0, (2, 3), (2,))
+    server.source.partitions = map_of({"orders": {0: led, 1: leaderless}}, [1])
     page = pages.open(server.url)
     page.keyboard.press("2")
-    offline = page.locator('[data-kind="offline"]').first
+    offline = page.locator('[data-kind="offline"]')
     offline.wait_for()
     assert "Without a leader: brokers 2, 3 are not live" in offline.inner_text()
     assert offline.get_by_role("link", name="orders-1").get_attribute("href") == "#why/orders/1"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from klamm.cockpit.partition_map import PartitionMap
+from klamm.diagnosis.cluster_view import PartitionView
 from support.browser import Pages
 from support.cockpit import (
     LEADER,
@@ -16,6 +18,7 @@ from support.cockpit import (
     FixedSource,
     PageServer,
     encoded_map,
+    map_of,
     now_document,
     partition_map,
 )
@@ -35,6 +38,7 @@ def cluster(server: PageServer) -> None:
     server.source.document = now_document(BROKERS)
     head, cells = partition_map(BROKERS, TOPICS, replication_factor=2)
     server.map_bytes = encoded_map(head, cells)
+    server.source.partitions = PartitionMap()
 
 
 def counts(page: Any, *expected: int) -> None:
@@ -273,6 +277,8 @@ def test_a_replica_that_is_offline_on_a_live_broker_is_not_said_to_be_on_a_faile
     head, cells = partition_map(BROKERS, TOPICS, replication_factor=2)
     cells[:BROKERS] = bytes((LEADER, UNUSED, 0))
     server.map_bytes = encoded_map(head, cells)
+    short = PartitionView(1, 0, (1, 2), (1,), offline=(2,))
+    server.source.partitions = map_of({"audit": {0: short}}, (1, 2))
     page = pages.open(server.url)
     counts(page, 70, 69, 0, 0, 0, 0, 1)
     page.keyboard.press("2")
@@ -282,6 +288,23 @@ def test_a_replica_that_is_offline_on_a_live_broker_is_not_said_to_be_on_a_faile
         "its log directory has failed, or the controller has not used it since the broker came back"
         in behind.inner_text()
     )
+
+
+def test_what_is_wrong_is_read_again_when_rows_have_changed(server: PageServer, pages: Pages) -> None:
+    led = PartitionView(1, 0, (1, 2), (1, 2))
+    server.source.partitions = map_of({"audit": {0: led}}, (1, 2))
+    page = pages.open(server.url)
+    page.locator("#connection", has_text="live").wait_for()
+    page.keyboard.press("2")
+    page.locator('[data-kind="behind"]').wait_for(state="detached")
+    server.source.partitions = map_of({"audit": {0: led._replace(isr=(1,))}}, (1, 2))
+    with page.expect_request("**/api/problems"):
+        server.publish("partitions", {"version": 1, "sequence": 1, "rows": [0], "cells": [f"{LEADER}{OUT_OF_SYNC}0"]})
+        server.publish("now", now_document(BROKERS))
+    behind = page.locator('[data-kind="behind"]')
+    behind.wait_for()
+    assert "Under-replicated: the replica on 2 lags behind" in behind.inner_text()
+    assert behind.get_by_role("link", name="audit-0").get_attribute("href") == "#why/audit/0"
 
 
 def test_groups_that_no_broker_lists_are_not_said_to_be_none(server: PageServer, pages: Pages) -> None:

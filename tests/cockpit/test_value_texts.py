@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.base.visible import visible
-from klamm.cockpit.value_texts import SHOWN_BYTES, decoded, indented, shown
+from klamm.cockpit.value_texts import SHOWN_BYTES, decoded_record, indented, value_text
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from klamm.cockpit.value_texts import SHOWN_BYTES, decoded, indented, shown
     ],
 )
 def test_bytes_are_shown_as_what_they_are(data: bytes | None, kind: str, text: str) -> None:
-    found = shown(data)
+    found = value_text(data)
     assert (found["kind"], found["text"], found["is_cut"]) == (kind, text, False)
     assert found["size_bytes"] == len(data or b"")
 
@@ -68,13 +68,13 @@ def test_any_json_means_the_same_when_it_is_indented(value: object, indent: int 
 
 def test_json_that_nests_without_end_is_shown_and_costs_little() -> None:
     deep = b"[" * 2000 + b"]" * 2000
-    found = shown(deep)
+    found = value_text(deep)
     assert len(found["text"]) < 100 * len(deep)
 
 
 @given(st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_nothing_invisible_is_left_of_any_bytes(data: bytes) -> None:
-    text = shown(data)["text"]
+    text = value_text(data)["text"]
     assert not [each for each in text if unicodedata.category(each)[0] in "C" and each not in "\n\t"]
     text.encode()  # No half of a surrogate pair is left.
 
@@ -87,31 +87,31 @@ def test_a_visible_text_stays_as_it_is(text: str) -> None:
 
 
 def test_a_long_value_is_cut_with_its_length_and_not_within_a_character() -> None:
-    found = shown("ä".encode() * SHOWN_BYTES)
+    found = value_text("ä".encode() * SHOWN_BYTES)
     assert (found["kind"], found["is_cut"], found["size_bytes"]) == ("text", True, 2 * SHOWN_BYTES)
-    assert set(shown(b"x" + "ä".encode() * SHOWN_BYTES)["text"]) == {"x", "ä"}
-    assert shown(b'{"a": "' + b"x" * SHOWN_BYTES + b'"}')["kind"] == "text"
-    whole = shown(b'{"a": "' + b"x" * SHOWN_BYTES + b'"}', 2 * SHOWN_BYTES)
+    assert set(value_text(b"x" + "ä".encode() * SHOWN_BYTES)["text"]) == {"x", "ä"}
+    assert value_text(b'{"a": "' + b"x" * SHOWN_BYTES + b'"}')["kind"] == "text"
+    whole = value_text(b'{"a": "' + b"x" * SHOWN_BYTES + b'"}', 2 * SHOWN_BYTES)
     assert (whole["kind"], whole["is_cut"]) == ("json", False)
 
 
 def test_bytes_have_a_note_of_what_they_may_mean() -> None:
-    assert shown((2**40 + 5).to_bytes(8))["note"] == "as a number of 64 bits: 1099511627781"
-    assert shown((-2).to_bytes(4, signed=True))["note"] == "as a number of 32 bits: -2"
+    assert value_text((2**40 + 5).to_bytes(8))["note"] == "as a number of 64 bits: 1099511627781"
+    assert value_text((-2).to_bytes(4, signed=True))["note"] == "as a number of 32 bits: -2"
     avro = b"\x00\x00\x00\x00\x11\x06\x00\x01\x02"
-    assert shown(avro)["note"] == "begins as a value of schema 17 of a schema registry does"
+    assert value_text(avro)["note"] == "begins as a value of schema 17 of a schema registry does"
 
 
 def test_records_of_internal_topics_are_decoded() -> None:
     key = b"\x00\x01\x00\x01g\x00\x01t\x00\x00\x00\x03"
-    found = decoded("__consumer_offsets", key, None)
+    found = decoded_record("__consumer_offsets", key, None)
     assert found is not None
     assert found[0]["text"] == "offset_commit::group=g,partition=t-3"
     assert found[1]["kind"] == "null"
-    assert decoded("__consumer_offsets", b"?", None) is None
-    assert decoded("t", key, None) is None
+    assert decoded_record("__consumer_offsets", b"?", None) is None
+    assert decoded_record("t", key, None) is None
 
 
 def test_numbers_that_no_float_holds_stay_as_they_are() -> None:
     text = '{"n": 123456789012345678901234567890, "e": 1.10000000000000000000001, "d": 1e400, "d": -0}'
-    assert shown(text.encode())["text"] == "{\n  " + text[1:-1].replace(", ", ",\n  ") + "\n}"
+    assert value_text(text.encode())["text"] == "{\n  " + text[1:-1].replace(", ", ",\n  ") + "\n}"

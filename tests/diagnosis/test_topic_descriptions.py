@@ -5,8 +5,8 @@ from uuid import UUID
 import pytest
 
 from klamm.diagnosis.cluster_view import PartitionView
+from klamm.diagnosis.partition_health import Predicate
 from klamm.diagnosis.topic_descriptions import (
-    Filter,
     TopicDescription,
     chosen,
     partition_lines,
@@ -66,11 +66,11 @@ def test_a_partition_is_one_line(each: PartitionView, line: str) -> None:
 def test_replicas_that_are_added_count_neither_in_the_factor_nor_as_missing() -> None:
     growing = topic(partition(1, "1234", "12", "34"))
     assert growing.replication_factor == 2
-    assert chosen(growing, [Filter.UNDER_REPLICATED], LIVE) == {}
+    assert chosen(growing, [Predicate.UNDER_REPLICATED], LIVE) == {}
     behind = topic(partition(1, "1234", "1", "34"))
-    assert list(chosen(behind, [Filter.UNDER_REPLICATED], LIVE)) == [0]
+    assert list(chosen(behind, [Predicate.UNDER_REPLICATED], LIVE)) == [0]
     moving = topic(partition(1, "3412", "12", "34", "12"))
-    assert (moving.replication_factor, chosen(moving, [Filter.UNDER_REPLICATED], LIVE)) == (2, {})
+    assert (moving.replication_factor, chosen(moving, [Predicate.UNDER_REPLICATED], LIVE)) == (2, {})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,8 @@ def test_replicas_that_are_added_count_neither_in_the_factor_nor_as_missing() ->
     ],
 )
 def test_each_filter_chooses_its_partitions(each: PartitionView, filters: list[str]) -> None:
-    found = [one.value[2:].removesuffix("-partitions") for one in Filter if chosen(topic(each), [one], LIVE)]
+    chosen_by = [one for one in Predicate if one.option and chosen(topic(each), [one], LIVE)]
+    found = [one.option[2:].removesuffix("-partitions") for one in chosen_by]
     assert found == filters
 
 

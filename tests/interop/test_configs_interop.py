@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from kazoo.client import KazooClient
 
+from klamm.base import json_bytes
 from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
@@ -154,12 +154,12 @@ def config_znodes(connect: str) -> tuple[dict[str, Any], list[Any]]:
     zookeeper.start()
     try:
         stored = {
-            f"{kind}/{name}": orjson.loads(zookeeper.get(f"/config/{kind}/{name}")[0])
+            f"{kind}/{name}": json_bytes.decode(zookeeper.get(f"/config/{kind}/{name}")[0])
             for kind in ("topics", "brokers")
             for name in zookeeper.get_children(f"/config/{kind}")
         }
         changes = sorted(zookeeper.get_children("/config/changes"))
-        return stored, [orjson.loads(zookeeper.get(f"/config/changes/{name}")[0]) for name in changes]
+        return stored, [json_bytes.decode(zookeeper.get(f"/config/changes/{name}")[0]) for name in changes]
     finally:
         zookeeper.stop()
 

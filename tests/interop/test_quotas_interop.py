@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
+from klamm.base import json_bytes
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.error_codes import ErrorCode
@@ -135,7 +135,7 @@ def quota_znodes(connect: str) -> tuple[dict[str, Any], list[Any]]:
     def read(path: str) -> None:
         data, _ = zookeeper.get(f"/config/{path}")
         if data:
-            stored[path] = orjson.loads(data)
+            stored[path] = json_bytes.decode(data)
         for child in zookeeper.get_children(f"/config/{path}"):
             read(f"{path}/{child}")
 
@@ -143,7 +143,7 @@ def quota_znodes(connect: str) -> tuple[dict[str, Any], list[Any]]:
         for kind in ("users", "clients", "ips"):
             read(kind)
         changes = sorted(zookeeper.get_children("/config/changes"))
-        return stored, [orjson.loads(zookeeper.get(f"/config/changes/{name}")[0]) for name in changes]
+        return stored, [json_bytes.decode(zookeeper.get(f"/config/changes/{name}")[0]) for name in changes]
     finally:
         zookeeper.stop()
         zookeeper.close()

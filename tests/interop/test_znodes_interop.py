@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import orjson
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
+from klamm.base import json_bytes
 from klamm.base.environment import SystemEnvironment
 from klamm.znodes import brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
@@ -60,7 +60,7 @@ async def there(client: ZooKeeperClient, path: str) -> None:
 
 
 def same(ours: bytes, theirs: bytes) -> bool:
-    return bool(orjson.loads(ours) == orjson.loads(theirs))
+    return bool(json_bytes.decode(ours) == json_bytes.decode(theirs))
 
 
 async def test_we_read_what_kafka_writes_and_would_write_the_same(

@@ -4,10 +4,10 @@ import random
 import tracemalloc
 from pathlib import Path
 
-import orjson
 import pytest
 import zstandard
 
+from klamm.base import json_bytes
 from klamm.recording import blocks, reader, writer
 from klamm.recording.blocks import RecordingError, read_heads
 from klamm.recording.difference import apply, difference, words
@@ -98,7 +98,7 @@ def test_the_lines_of_a_file_are_what_zstd_prints(tmp_path: Path) -> None:
             zstandard.ZstdDecompressor().decompress((tmp_path / "r").read_bytes()[each.position :][: each.size_bytes])
             for each in blocks
         )
-    lines = [orjson.loads(line) for line in text.splitlines()]
+    lines = [json_bytes.decode(line) for line in text.splitlines()]
     assert lines[0] == {"at_ms": BEGAN_MS, "kind": "recording", "source": "test", "text": "a test"}
     assert len(lines) == 51
 
@@ -165,7 +165,7 @@ def one_block(lines: bytes, count: int, **changed: object) -> bytes:
         "has_keyframe": False,
         "marks": {},
     }
-    text = orjson.dumps(head | changed)
+    text = json_bytes.encode(head | changed)
     return blocks._FRAME.pack(blocks._SKIPPABLE, len(text)) + text + body
 
 

@@ -25,7 +25,7 @@ NO_LIMIT = (
     "option maxOffsetsPerTrigger needs PySpark 4.2 or newer, because older ones cannot limit a micro-batch; this is"
     " PySpark 4."
 )
-PACKAGES = ("crc32c", "cramjam", "orjson", "uvloop", "prometheus-client", "typer<0.29", "rich", "numba", "pyarrow>=18")
+PACKAGES = ("crc32c", "cramjam", "msgspec", "uvloop", "prometheus-client", "typer<0.29", "rich", "numba", "pyarrow>=18")
 
 pytestmark = [pytest.mark.long, pytest.mark.java, pytest.mark.timeout(1200)]
 

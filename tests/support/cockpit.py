@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from klamm.cockpit.page_api import Cockpit
 from klamm.cockpit.page_json import encoded_json
-from klamm.cockpit.partition_map import PartitionMap
+from klamm.cockpit.partition_map import PartitionMap, States
 from klamm.cockpit.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, WebServer, routes_of
 from klamm.cockpit.source import Source, Subscription
 from klamm.net.http import Answer, BadRequest, Refused, Request, RequestReader
@@ -191,6 +191,14 @@ def _raise(error: BaseException) -> None:
 # -- an imagined cluster ------------------------------------------------------------------------------------------
 
 IN_SYNC, LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING, UNUSED = range(1, 8)
+
+
+def map_of(states: States, live: Iterable[int]) -> PartitionMap:
+    """As a look at a cluster makes it."""
+    made = PartitionMap()
+    for _ in made.look(states, live):
+        pass
+    return made
 
 
 def partition_map(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
 
-import orjson
 import pytest
 
+from klamm.base import json_bytes
 from klamm.base.environment import SystemEnvironment
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes import cluster, requests
@@ -153,8 +153,8 @@ async def test_a_broker_that_no_request_can_name(
     tmp_path: Path, content: dict[str, object], problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with playing(tmp_path) as (_, store):
-        registration = orjson.loads(REGISTRATION.encode()) | content
-        await store.client.create("/brokers/ids/3", orjson.dumps(registration))
+        registration = json_bytes.decode(REGISTRATION.encode()) | content
+        await store.client.create("/brokers/ids/3", json_bytes.encode(registration))
         assert await store.live_brokers() == {}
         assert f"broker 3 is left out: znode /brokers/ids/3: {problem}" in caplog.text
 
@@ -163,11 +163,11 @@ async def test_a_malformed_broker_is_logged_again_only_when_its_fault_is_another
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with playing(tmp_path) as (_, store):
-        path, whole = "/brokers/ids/7", orjson.loads(REGISTRATION.encode())
+        path, whole = "/brokers/ids/7", json_bytes.decode(REGISTRATION.encode())
 
         async def lines(content: dict[str, object]) -> int:
             caplog.clear()
-            await store.client.set(path, orjson.dumps(content))
+            await store.client.set(path, json_bytes.encode(content))
             for _ in range(3):
                 await store.live_brokers()
             return len(caplog.records)

@@ -22,8 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from functools import partial
 from typing import Generic, TypeVar
 
-import orjson
-
+from klamm.base import json_bytes
 from klamm.base.environment import Environment
 from klamm.base.metrics import Histogram, MetricName, Metrics
 from klamm.base.slices import in_slices, slices
@@ -118,11 +117,11 @@ class MetricsEndpoint:
 
     async def _show_broker(self, _request: Request) -> Answer:
         status = await in_slices(broker_status(self._broker_id, self.metrics, self._environment))
-        return Answer(200, orjson.dumps(status), JSON)
+        return Answer(200, json_bytes.encode(status), JSON)
 
     async def _show_controller(self, request: Request) -> Answer:
         status = await controller_status(self._controller, brief="brief" in request.parameters)
-        return Answer(200, orjson.dumps(status), JSON)
+        return Answer(200, json_bytes.encode(status), JSON)
 
     async def _show_events(self, request: Request) -> Answer:
         if "follow" in request.parameters:
@@ -150,15 +149,13 @@ class MetricsEndpoint:
                     return
                 yield self._lines(piece)
                 if follower.missed:
-                    yield orjson.dumps({"kind": "missed", "records": follower.missed}) + b"\n"
+                    yield json_bytes.encode({"kind": "missed", "records": follower.missed}) + b"\n"
                     follower.missed = 0
         finally:
             self._controller.state_changes.unfollow(follower)
 
     def _lines(self, records: Iterable[NumberedRecord]) -> bytes:
-        return b"".join(
-            orjson.dumps(record.described(self._broker_id), option=orjson.OPT_APPEND_NEWLINE) for record in records
-        )
+        return b"".join(json_bytes.encode(record.described(self._broker_id)) + b"\n" for record in records)
 
 
 class Shared(Generic[T]):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.cli.cluster import broker_views as views
+from klamm.cli.cluster import broker_report
 from klamm.cli.reassign.decommissioning import decommission
 from klamm.cli.shared.clients import exit_incomplete
 from klamm.cli.shared.options import Commands, TimedOptions
@@ -21,7 +21,7 @@ def list_brokers(cluster: TimedOptions) -> None:
     """List brokers with their leaders, replicas, replicas that are behind, and sizes; a star marks the controller."""
     with cluster.client() as client:
         facts = client.call(read_facts)
-    cluster.show(views.values(facts), views.table_lines(facts))
+    cluster.show(broker_report.values(facts), broker_report.table_lines(facts))
     exit_incomplete(_silent(facts, facts.brokers))
 
 
@@ -37,8 +37,8 @@ def describe(
     with cluster.client() as client:
         facts = client.call(read_facts, chosen=broker or ())
     chosen = _known(facts, broker or [])
-    lines = (line for broker_id in chosen for line in views.description_lines(facts, broker_id))
-    cluster.show(views.values(facts, chosen), lines, keep=TABS)
+    lines = (line for broker_id in chosen for line in broker_report.description_lines(facts, broker_id))
+    cluster.show(broker_report.values(facts, chosen), lines, keep=TABS)
     exit_incomplete(_silent(facts, chosen))
 
 

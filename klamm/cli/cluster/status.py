@@ -6,13 +6,14 @@ from typing import Annotated, Any, Final
 import typer
 
 from klamm.base.words import counted, size_text
-from klamm.cli.cluster import broker_views
+from klamm.cli.cluster import broker_report
 from klamm.cli.cluster.live import watch as watch_live
 from klamm.cli.shared.clients import ClientInThread
 from klamm.cli.shared.options import TimedOptions
 from klamm.diagnosis.cluster_facts import KLAMM, ClusterFacts, read_facts
-from klamm.diagnosis.health import Finding, diagnose, is_healthy
-from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
+from klamm.diagnosis.findings import Finding, Severity, gravest
+from klamm.diagnosis.health import diagnose, is_healthy
+from klamm.processes.tool_errors import ToolError
 
 # The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
 CONTROLLER_TIMEOUT_S: Final = 2.0
@@ -32,9 +33,8 @@ def status(
         facts, controller = _facts(client)
     findings = diagnose(facts, controller)
     cluster.show(status_value(facts, findings, controller), status_lines(facts, findings, controller))
-    healthy = is_healthy(findings)
-    if not healthy:
-        raise typer.Exit(EXIT_INCOMPLETE if healthy is None else EXIT_FAILED)
+    if exit_code := gravest(findings).value:
+        raise typer.Exit(exit_code)
 
 
 def _watch(client: ClientInThread, *, as_json: bool) -> None:
@@ -77,7 +77,7 @@ def status_lines(
     facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
 ) -> Iterator[str]:
     """The screen."""
-    problems, unknown, notices = _sorted(findings)
+    problems, unknown, notices = _by_severity(findings)
     verdict = "healthy"
     if problems:
         verdict = f"NOT HEALTHY: {counted(len(problems), 'problem')}"
@@ -95,7 +95,7 @@ def status_lines(
         queue = f"{controller['event_queue_size']} events in its queue"
         yield f"Controller {facts.controller_id}: {controller['state']}, doing {doing}, {queue}"
     yield ""
-    yield from broker_views.table_lines(facts, MOST_BROKERS)
+    yield from broker_report.table_lines(facts, MOST_BROKERS)
     for title, listed in (("Problems", problems), ("Not known", unknown), ("Notices", notices)):
         if listed:
             yield ""
@@ -104,20 +104,16 @@ def status_lines(
             yield from finding.lines()
 
 
-def _sorted(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding], list[Finding]]:
+def _by_severity(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Problems, what is not known, and notices."""
-    return (
-        [each for each in findings if each.is_problem],
-        [each for each in findings if each.is_unknown],
-        [each for each in findings if not each.is_problem and not each.is_unknown],
-    )
+    return [[each for each in findings if each.severity is severity] for severity in Severity]
 
 
 def status_value(
     facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The same for --json; `healthy` is null when it is not known."""
-    problems, unknown, notices = _sorted(findings)
+    problems, unknown, notices = _by_severity(findings)
     return {
         "cluster_id": facts.cluster_id,
         "healthy": is_healthy(findings),
@@ -128,5 +124,5 @@ def status_value(
         "problems": [finding.value() for finding in problems],
         "unknown": [finding.value() for finding in unknown],
         "notices": [finding.value() for finding in notices],
-        "brokers": broker_views.values(facts),
+        "brokers": broker_report.values(facts),
     }

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from klamm.cli.topics.over_brokers import Topics
     from klamm.client.cluster import ClusterClient
     from klamm.diagnosis.cluster_view import ClusterView, PartitionView
-    from klamm.diagnosis.topic_descriptions import Filter, TopicDescription
+    from klamm.diagnosis.partition_health import Predicate
+    from klamm.diagnosis.topic_descriptions import TopicDescription
     from klamm.znodes.store import KafkaZooKeeper
 
 app = Commands("Create, list, describe, alter and delete topics.")
@@ -212,14 +213,15 @@ def describe(
     if_exists: IfExists = False,
 ) -> None:
     """Describe topics and their partitions. With several filters, partitions that match any of them."""
-    from klamm.diagnosis.topic_descriptions import NEED_MIN_ISR, Filter, chosen, topic_value
+    from klamm.diagnosis.partition_health import NEED_MIN_ISR, Predicate
+    from klamm.diagnosis.topic_descriptions import chosen, topic_value
 
     asked = {
-        Filter.UNDER_REPLICATED: under_replicated_partitions,
-        Filter.AT_MIN_ISR: at_min_isr_partitions,
-        Filter.UNDER_MIN_ISR: under_min_isr_partitions,
-        Filter.UNAVAILABLE: unavailable_partitions,
-        Filter.OFF_PREFERRED: off_preferred_partitions,
+        Predicate.UNDER_REPLICATED: under_replicated_partitions,
+        Predicate.AT_MIN_ISR: at_min_isr_partitions,
+        Predicate.UNDER_MIN_ISR: under_min_isr_partitions,
+        Predicate.UNAVAILABLE: unavailable_partitions,
+        Predicate.OFF_PREFERRED: off_preferred_partitions,
     }
     filters = [each for each, is_asked in asked.items() if is_asked]
     if topics_with_overrides and filters:
@@ -227,7 +229,7 @@ def describe(
     for each in filters:
         if cluster.zookeeper is not None and each in NEED_MIN_ISR:
             raise typer.BadParameter(
-                "not with --zookeeper: only brokers know min.insync.replicas", param_hint=each.value
+                "not with --zookeeper: only brokers know min.insync.replicas", param_hint=each.option
             )
     selection = select(topic, exclude_internal=exclude_internal)
     silent: dict[int, str] = {}
@@ -279,7 +281,7 @@ def describe(
 
 
 def _description_lines(
-    topics: "Mapping[str, TopicDescription]", numbers: Mapping[str, Sequence[int]], filters: "Sequence[Filter]"
+    topics: "Mapping[str, TopicDescription]", numbers: Mapping[str, Sequence[int]], filters: "Sequence[Predicate]"
 ) -> Iterator[str]:
     from klamm.diagnosis.topic_descriptions import partition_lines, topic_line
 

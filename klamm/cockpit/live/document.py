@@ -16,7 +16,8 @@ from klamm.cockpit.live.pulse import Heard
 from klamm.cockpit.live.readings import Dated
 from klamm.diagnosis.cluster_facts import KLAMM, BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView
-from klamm.diagnosis.health import NAMED, FactFindings, Finding, diagnose_facts, with_controller
+from klamm.diagnosis.findings import Finding, finding
+from klamm.diagnosis.health import NAMED, diagnose_facts, with_controller
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Digest:
     place: Place
     moving: Sequence[Mapping[str, Any]]
     moving_count: int
-    findings: FactFindings
+    findings: Sequence[Finding]
 
 
 def digested(
@@ -247,19 +248,10 @@ def _unreachable(read: Read, kind: str | None) -> Iterator[Finding]:
         else:
             what = "ZooKeeper has no broker registered: they have stopped or died. Start them."
         more = (f"and {len(silent) - NAMED} more",) if len(silent) > NAMED else ()
-        yield Finding(
-            "no_answer",
-            f"None of {counted(len(silent), 'broker')} answers.",
-            (*(f"broker {broker_id}: {each.why_not}" for broker_id, each in silent[:NAMED]), *more),
-            what,
-        )
+        why = (*(f"broker {broker_id}: {each.why_not}" for broker_id, each in silent[:NAMED]), *more)
+        yield finding("no_answer", why, brokers=counted(len(silent), "broker"), what=what)
     if _has_zookeeper(kind) and read.registrations.why_not is not None and read.registrations.at_ms is not None:
-        yield Finding(
-            "no_zookeeper",
-            "ZooKeeper does not answer: without it no controller and no leader is elected, and no ISR changes.",
-            (read.registrations.why_not,),
-            "Start ZooKeeper, or see whether this machine can reach it.",
-        )
+        yield finding("no_zookeeper", (read.registrations.why_not,))
 
 
 def _is_of_controller(status: Mapping[str, Any], registrations: Registrations | None) -> bool:

@@ -22,10 +22,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
 from klamm.access.clients import error_line
 from klamm.access.controller import move_controller, read_controller
+from klamm.base import json_bytes
 from klamm.base.words import brokers_text
 from klamm.client.admin.elections import elect_leaders
 from klamm.client.admin.reassignments import alter_partition_reassignments
@@ -124,8 +123,8 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
 
 async def _body(request: Request) -> dict[str, Any]:
     try:
-        body = orjson.loads(request.body)
-    except orjson.JSONDecodeError as error:
+        body = json_bytes.decode(request.body)
+    except json_bytes.JsonError as error:
         raise BadRequest(f"The body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest("The body is not a JSON object.")

@@ -1,4 +1,5 @@
 """`/api/now`: what the cluster and its controller do at this moment; `/api/partitions`: the map of partitions;
+`/api/problems`: the partitions that something is wrong with, in groups;
 `/api/controller/records?before=&limit=`: what controllers have recorded, as far as brokers still have it: the newest
 records, or those before the one that `before` names by epoch, controller and sequence, such as 7.1.20."""
 
@@ -8,7 +9,15 @@ from itertools import islice
 from typing import Final
 
 from klamm.cockpit.controller_records import number as number_of
-from klamm.cockpit.page_api import BadRequest, Cockpit, json_response, map_response, number, with_errors
+from klamm.cockpit.page_api import (
+    BadRequest,
+    Cockpit,
+    json_response,
+    map_response,
+    number,
+    problems_response,
+    with_errors,
+)
 from klamm.net.http import Answer, Handler, Request
 
 MOST_RECORDS: Final = 1_000
@@ -22,6 +31,9 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
     async def partitions(_request: Request) -> Answer:
         return await asyncio.to_thread(map_response, (await cockpit.source.map()).snapshot())
 
+    async def problems(_request: Request) -> Answer:
+        return await asyncio.to_thread(problems_response, (await cockpit.source.map()).snapshot())
+
     async def records(request: Request) -> Answer:
         limit = number(request, "limit", MOST_RECORDS, least=1, most=MOST_RECORDS)
         before = _before(request)
@@ -30,7 +42,12 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         first = max(0, len(older) - limit)
         return json_response({"records": list(islice(older, first, None)), "earlier": first})
 
-    return {"/api/now": now, "/api/partitions": partitions, "/api/controller/records": with_errors(records)}
+    return {
+        "/api/now": now,
+        "/api/partitions": partitions,
+        "/api/problems": problems,
+        "/api/controller/records": with_errors(records),
+    }
 
 
 def _before(request: Request) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client
 from klamm.cockpit.partition_facts import ONCE
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
-from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
+from klamm.diagnosis.partition_health import is_short, is_unavailable, is_under_replicated
 from klamm.net.http import Answer, Handler, Request
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
@@ -94,7 +94,7 @@ def selected(found: PartitionMap, part: str, first: int) -> Selected:
         for each in partitions.values():
             totals["replicas"] += len(each.origin)
             totals["offline"] += is_unavailable(each, found.live)
-            totals["under_replicated"] += _is_short(each, found.live)
+            totals["under_replicated"] += is_short(each, found.live)
     return Selected(totals, shown)
 
 
@@ -134,18 +134,13 @@ async def _list(client: ClusterClient, found: PartitionMap, part: str, first: in
                 "partitions": len(partitions),
                 "replication_factor": max(len(each.origin) for each in partitions.values()),
                 "offline": sum(is_unavailable(each, found.live) for each in partitions.values()),
-                "under_replicated": sum(_is_short(each, found.live) for each in partitions.values()),
+                "under_replicated": sum(is_short(each, found.live) for each in partitions.values()),
                 "is_internal": name in INTERNAL_TOPICS,
                 **numbers(name, partitions),
             }
             for name, partitions in shown.items()
         ],
     }
-
-
-def _is_short(partition: PartitionView, live: Container[int]) -> bool:
-    """Whether a partition with a leader lacks replicas in its ISR; one without a leader counts as such alone."""
-    return not is_unavailable(partition, live) and is_under_replicated(partition)
 
 
 def _size(sizes: Mapping[str, int], leader: int) -> int:

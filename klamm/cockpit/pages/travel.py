@@ -1,4 +1,5 @@
-"""Time travel: the moments of a recording, and what `/api/now`, `/api/partitions` and `/api/why` say of them.
+"""Time travel: the moments of a recording, and what `/api/now`, `/api/partitions`, `/api/problems` and `/api/why`
+say of them.
 
 | address                          | answer                                                                           |
 |----------------------------------|----------------------------------------------------------------------------------|
@@ -19,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from klamm.cockpit.page_api import Cockpit, error_response, json_response, map_response
+from klamm.cockpit.page_api import Cockpit, error_response, json_response, map_response, problems_response
 from klamm.cockpit.recorded.cluster import RecordedCluster, entry_document, now_document, partition_map
 from klamm.cockpit.recorded.why import why_document
 from klamm.net.http import Answer, Handler, Request
@@ -91,6 +92,9 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
     def partitions(request: Request) -> Any:
         return map_response(partition_map(recording, moment(recording, request)))
 
+    def problems(request: Request) -> Any:
+        return problems_response(partition_map(recording, moment(recording, request)))
+
     def why(request: Request) -> Any:
         topic = request.parameters.get("topic") or ""
         partition = _number(request, "partition", None)
@@ -120,6 +124,7 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
         "/api/recording/next": answering(following),
         "/api/now": answering(now),
         "/api/partitions": answering(partitions),
+        "/api/problems": answering(problems),
         "/api/why": answering(why),
     }
 

@@ -5,19 +5,20 @@ What must stay true: what a recording does not have is null in a document, with 
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from klamm.base.words import counted
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.source import Subscription
-from klamm.diagnosis.cluster_view import PartitionView
+from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
+from klamm.diagnosis.cluster_view import ClusterView, PartitionView
 from klamm.diagnosis.controller_records import record_text
-from klamm.diagnosis.health import Finding
-from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
+from klamm.diagnosis.health import controller_findings, offline_partitions, under_replicated
+from klamm.diagnosis.partition_health import is_unavailable
 from klamm.processes.tool_errors import ToolError
-from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 from klamm.recording.blocks import RecordingError
 from klamm.recording.entries import ZNODE, Json
 from klamm.recording.reader import NumberedEntry, Recording
@@ -229,25 +230,13 @@ def _waits_for(state: State, partition: PartitionMoment) -> str:
 
 
 def _findings(state: State) -> list[dict[str, Any]]:
-    """What an operator would see first: some of the kinds that klamm.diagnosis.health finds in a live cluster."""
-    views = {key: partition_view(each) for key, each in state.partitions.items()}
-    led = {key: each for key, each in views.items() if not is_unavailable(each, state.brokers)}
-    offline = [key for key, each in views.items() if key not in led and each.leader_epoch != NO_EPOCH]
-    lacking = [key for key, each in led.items() if is_under_replicated(each)]
-    found = []
-    if state.controller is None:
-        found.append(Finding("no_controller", "There is no controller."))
-    if offline:
-        text = f"{counted(len(offline), 'partition')} without a live leader."
-        found.append(Finding("offline_partitions", text, _names(offline)))
-    if lacking:
-        text = f"{counted(len(lacking), 'partition')} with replicas out of sync."
-        found.append(Finding("under_replicated", text, _names(lacking)))
-    return [each.document() for each in found]
-
-
-def _names(partitions: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    return tuple(f"{topic}-{number}" for topic, number in partitions[:LISTED])
+    """What an operator would have seen first. The moment is over: nothing helps it."""
+    brokers = {each: BrokerFacts(each, (known.host, known.port), known.rack) for each, known in state.brokers.items()}
+    partitions = {TopicPartition(*key): partition_view(each) for key, each in state.partitions.items()}
+    view = ClusterView({}, partitions, controller_id=NO_LEADER if state.controller is None else state.controller)
+    facts = ClusterFacts(state.cluster.get("id"), view, brokers)
+    found = (*controller_findings(facts), *offline_partitions(facts), *under_replicated(facts))
+    return [replace(each, advice="", command="").document() for each in found]
 
 
 # -- entries -----------------------------------------------------------------------------------------------------------

@@ -78,55 +78,15 @@
 
   // -- what is wrong now --------------------------------------------------------------------------------------------------
 
-  const [LEADER, OUT_OF_SYNC, OFFLINE, ADDING, REMOVING, UNUSED] = [2, 3, 4, 5, 6, 7];
-  const MOST_NAMED = 40;
-  const MOST_REASONS = 30;
-  const KIND = {
-    offline: ["Without a leader", "bad"],
-    behind: ["Under-replicated", "busy"],
-    moving: ["Being reassigned", "calm"],
-  };
+  // What is wrong, how grave it is and its words are the server's (klamm.diagnosis.findings).
+  const COLOURS = { offline: "bad", behind: "busy", moving: "calm" };
 
-  /** The partitions that are not well, as [kind, reason, how many, the first of them], the worst first. */
-  const problemsOf = (map) => {
-    const width = map.brokers.length;
-    const found = new Map();
-    for (let row = 0; row < map.partitions; row += 1) {
-      const cells = map.cells.subarray(row * width, (row + 1) * width);
-      const lists = [[], [], [], [], [], [], [], []];
-      for (let index = 0; index < width; index += 1) if (cells[index] >= LEADER) lists[cells[index]].push(map.brokers[index]);
-      const [down, unused] = [lists[OFFLINE], lists[UNUSED]];
-      const said = [
-        down.length ? `${down.length > 1 ? "brokers" : "broker"} ${down.join(", ")} ${down.length > 1 ? "are" : "is"} not live` : "",
-        unused.length ? `the replica on ${unused.join(", ")} is offline although its broker is live: its log directory has failed, or the controller has not used it since the broker came back` : "",
-        lists[OUT_OF_SYNC].length ? `${lists[OUT_OF_SYNC].length > 1 ? "replicas" : "the replica"} on ${lists[OUT_OF_SYNC].join(", ")} ${lists[OUT_OF_SYNC].length > 1 ? "lag" : "lags"} behind` : "",
-        lists[ADDING].length ? `${lists[ADDING].join(", ")} being added` : "",
-        lists[REMOVING].length ? `${lists[REMOVING].join(", ")} being removed` : "",
-      ].filter(Boolean).join("; ");
-      const isShort = lists[OUT_OF_SYNC].length + down.length + unused.length > 0;
-      const kind = lists[LEADER].length === 0 ? "offline" : isShort ? "behind" : said ? "moving" : null;
-      if (kind === null) continue;
-      const key = `${kind} ${said}`;
-      const group = found.get(key) ?? { kind, why: said || "no replica is known", count: 0, rows: [] };
-      group.count += 1;
-      if (group.rows.length < MOST_NAMED) group.rows.push(row);
-      found.set(key, group);
-    }
-  const order = Object.keys(KIND);
-    return [...found.values()].sort((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind) || b.count - a.count);
-  };
-
-  const problem = (map) => (each) => {
-    const [title, kind] = KIND[each.kind];
-    return h("section", { class: `panel condition ${each.kind === "offline" ? "problem" : ""}`, "data-kind": each.kind },
-      h("header", {}, h("h2", {}, `${title}: ${each.why}`), badge(kind, words.counted(each.count, "partition"))),
+  const problem = (each) =>
+    h("section", { class: `panel condition ${each.is_problem ? "problem" : ""}`, "data-kind": each.kind },
+      h("header", {}, h("h2", {}, each.text), badge(COLOURS[each.kind] ?? "calm", words.counted(each.count, "partition"))),
       h("ul", { class: "chips" },
-        each.rows.map((row) => {
-          const [topic, number] = map.named(row);
-          return h("li", {}, h("a", { href: storyOf(topic, number) }, `${seen(topic)}-${number}`));
-        }),
-        each.count > each.rows.length ? h("li", { class: "note" }, `and ${words.count(each.count - each.rows.length)} more: see the map of the view Now`) : null));
-  };
+        each.first.map(([topic, number]) => h("li", {}, h("a", { href: storyOf(topic, number) }, `${seen(topic)}-${number}`))),
+        each.count > each.first.length ? h("li", { class: "note" }, `and ${words.count(each.count - each.first.length)} more: see the map of the view Now`) : null));
 
   const choose = () => {
     const topic = h("input", { "aria-label": "Topic", placeholder: "topic", required: true, spellcheck: "false" });
@@ -139,15 +99,17 @@
     return form;
   };
 
-  /** The entry page while it is shown: where it is, and its copy of the map. */
+  const MOST_NAMED = 40;
+
+  /** The entry page while it is shown: where it is, and the answer of /api/problems. */
   let entry = null;
 
   const drawEntry = () => {
-    const { map, trouble } = entry;
+    const { answer, trouble } = entry;
     // Reasons are drawn from what is known now.
     const gone = lapse(cockpit.now, "partitions");
     const unread = gone ?? lapse(cockpit.now, "findings");
-    const found = map && gone === null ? problemsOf(map) : [];
+    const found = answer && gone === null ? answer.groups : [];
     const deletions = cockpit.lostAt === null ? (cockpit.now.work?.deletions ?? []) : [];
     const findings = cockpit.lostAt === null ? (cockpit.now.findings ?? []).filter((each) => each.is_problem) : [];
     const isQuiet = found.length === 0 && findings.length === 0 && deletions.length === 0;
@@ -159,13 +121,13 @@
               badge("calm", "unknown")),
             h("p", { class: "quiet" }, unread.at === null ? unread.why : `It was read last at ${words.when(unread.at)}, and is not known now: ${unread.why}`)),
       trouble ? h("p", { class: "trouble", role: "alert" }, trouble) : null,
-      !map && !trouble ? h("p", { class: "quiet", role: "status" }, "Asking the cluster\u2026") : null,
-      map && unread === null && isQuiet
+      !answer && !trouble ? h("p", { class: "quiet", role: "status" }, "Asking the cluster\u2026") : null,
+      answer && unread === null && isQuiet
         ? h("section", { class: "panel", "data-kind": "healthy" },
             h("header", {}, h("h2", {}, "Nothing is wrong now."), badge("good", "no problem")),
             h("p", { class: "quiet" }, "All partitions have a leader, and all replicas are in sync. A partition without a leader, or with replicas out of sync, appears here with its reason."))
         : null,
-      found.slice(0, MOST_REASONS).map(problem(map)),
+      found.map(problem),
       deletions.length
         ? h("section", { class: "panel condition", "data-kind": "deleting" },
             h("header", {}, h("h2", {}, "Topics being deleted"), badge("busy", words.counted(cockpit.now.work.deletions_count ?? deletions.length, "topic"))),
@@ -173,7 +135,7 @@
               h("li", {}, h("a", { href: storyOf(each.topic, 0) }, seen(each.topic)),
                 each.waits_for ? h("small", {}, `the controller says what it waits for: ${seen(each.waits_for)}`) : null))))
         : null,
-      found.length > MOST_REASONS ? h("p", { class: "note" }, `${words.count(found.length - MOST_REASONS)} more reasons are not shown.`) : null,
+      found.length && answer.count > found.length ? h("p", { class: "note" }, `${words.count(answer.count - found.length)} more reasons are not shown.`) : null,
       findings.length
         ? panel("why-findings", "Findings", { wide: true, aside: badge("bad", words.counted(findings.length, "problem")) },
             h("ul", { class: "list" }, findings.map((each) =>
@@ -186,8 +148,9 @@
     const mine = entry;
     if (mine.isLoading) return;
     mine.isLoading = true;
+    mine.isStale = false;
     try {
-      mine.map = await cockpit.PartitionMap.load();
+      mine.answer = await cockpit.get("/api/problems");
       mine.trouble = null;
     } catch (error) {
       mine.trouble = error.message;
@@ -197,7 +160,7 @@
   };
 
   const showEntry = (view) => {
-    entry = { element: h("div", { class: "stack", id: "problems" }), map: null, trouble: null, isLoading: false };
+    entry = { element: h("div", { class: "stack", id: "problems" }), answer: null, trouble: null, isLoading: false, isStale: false };
     view.append(h("div", { class: "stack" },
       heading([], "What is wrong now", choose()),
       entry.element));
@@ -205,18 +168,11 @@
     loadEntry();
   };
 
-  /** Changed rows of the map, if they follow the copy; otherwise the whole map is read again. */
+  /** The answer is read again when rows have changed; after a burst once, with the next document. */
   const changeEntry = (event, data) => {
-    const { map } = entry;
-    if (event === "missed") loadEntry();
-    if (event !== "partitions" || !map) return;
-    if (data.version === map.version && data.sequence <= map.sequence) return;
-    if (data.version === map.version && data.sequence === map.sequence + 1) {
-      map.sequence = data.sequence;
-      map.apply(data.rows, data.cells);
-    } else {
-      loadEntry();
-    }
+    if (event === "partitions" && data.rows.length) entry.isStale = true;
+    if (event === "missed" || (event === "now" && entry.isStale)) loadEntry();
+    if (event === "now") drawEntry();
   };
 
   let again = null;
@@ -241,8 +197,6 @@
     update(event, data) {
       if (entry !== null) {
         changeEntry(event, data);
-        // The rows of a burst are drawn once, with the next document.
-        if (event === "now") drawEntry();
       } else if (event === "missed") {
         again?.(); // Another moment of a recording is shown.
       }

@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import orjson
 import pytest
 
+from klamm.base import json_bytes
 from klamm.base.environment import SystemEnvironment
 from klamm.broker.registration.registration import Registrar
 from klamm.broker.start.broker import BrokerStartError
@@ -74,7 +74,7 @@ async def test_a_rack_that_no_request_can_hold(tmp_path: Path) -> None:
 async def test_an_older_protocol_has_an_older_registration(tmp_path: Path, protocol: str, version: int) -> None:
     async with running(tmp_path, inter_broker_protocol_version=protocol) as (cluster, _):
         data, _ = await cluster.broker.zookeeper.store.client.get("/brokers/ids/0")
-        registration = orjson.loads(data)
+        registration = json_bytes.decode(data)
         assert registration["version"] == version
         assert ("features" in registration) == (version == 5)
 

@@ -15,11 +15,12 @@ import pytest
 
 from klamm.base.words import size_text
 from klamm.cli import main
-from klamm.cli.cluster.broker_views import description_lines, table_lines
+from klamm.cli.cluster.broker_report import description_lines, table_lines
 from klamm.cli.cluster.status import status_lines, status_value
 from klamm.diagnosis.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFacts, LogDirFacts
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
-from klamm.diagnosis.health import Finding, diagnose, is_healthy
+from klamm.diagnosis.findings import Finding
+from klamm.diagnosis.health import diagnose, is_healthy
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from support.command_lines import called
