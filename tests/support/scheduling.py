@@ -1,12 +1,15 @@
 """How `pytest -n` shares the tests out among its workers. A pytest plugin; tests/conftest.py loads it.
 
-The files whose tests share a JVM stay on one worker, so that it starts once: Spark's session, the brokers of Apache
-Kafka and the ZooKeeper of tests/interop. The fixtures that a file names say whether it is one of these. Elsewhere the
-tests of a file stay together. These units begin first, and beside them what mostly waits; then what takes long, so that
-no worker is left alone with it at the end.
+The tests of a room that share a JVM stay on one worker, so that it starts once: Spark's session, the brokers of Apache
+Kafka and the ZooKeeper of tests/interop. The fixtures that a test names, itself or through fixtures of its file, say
+whether it is one of these; the other tests of the file need not wait for them. Everywhere else the tests of a file stay
+together. A file that has fixtures of its module and tests with a JVM stays whole, so that these fixtures are made once.
+The units with a JVM begin first, and beside them what mostly waits; then what takes long, so that no worker is left
+alone with it at the end.
 """
 
-import re
+import ast
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -35,18 +38,43 @@ FIRST = (
 
 
 def unit_of(nodeid: str) -> str:
-    """The tests of a unit run on one worker, one after another: a file, or a room for the files that share its JVM."""
-    return _unit_of_file(nodeid.split("::", 1)[0])
-
-
-@cache
-def _unit_of_file(path: str) -> str:
-    # xdist asks in a process that collects no tests, so the text must tell.
+    """The tests of a unit run on one worker, one after another: those of a file, or those of a room that share its
+    JVM."""
+    path, _, test = nodeid.partition("::")
     room = next((room for room in JVMS if path.startswith(f"{room}/")), None)
     if room is None:
         return path
-    fixture = rf'[( "](?:{"|".join(JVMS[room])})[:,)"]'
-    return room if re.search(fixture, (ROOT / path).read_text(encoding="utf-8")) else path
+    return room if test.partition("[")[0] in _with_jvm(path, room) else path
+
+
+@cache
+def _with_jvm(path: str, room: str) -> frozenset[str]:
+    """The functions of a file that have a JVM of the room."""
+    # xdist asks in a process that collects no tests, so the text must tell.
+    text = (ROOT / path).read_text(encoding="utf-8")
+    asked_by: dict[str, set[str]] = {}
+    asked_anywhere: set[str] = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            asked_by[node.name] = {*_arguments(node), *_texts(node)}
+        else:
+            asked_anywhere.update(_texts(node))
+    found = {*JVMS[room]}
+    while more := {name for name, asked in asked_by.items() if asked & found} - found:
+        found |= more
+    if asked_anywhere & found or (found & asked_by.keys() and 'scope="module"' in text):
+        return frozenset(asked_by)
+    return frozenset(found)
+
+
+def _arguments(node: ast.AST) -> Iterator[str]:
+    return (part.arg for part in ast.walk(node) if isinstance(part, ast.arg))
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    """`request.getfixturevalue("real_kafka")`. Texts like "spark" and "kafka" say other things."""
+    texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return (text for text in texts if "_" in text)
 
 
 def turn_of(nodeid: str) -> int:
