@@ -25,7 +25,7 @@ SHORT = {
 @pytest.hookimpl(tryfirst=True)  # before those marked as long are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        if item.path.is_relative_to(HERE) and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             given = item.callspec.params
             if any(given.get(name, short[0]) not in short for name, short in SHORT.items()):
                 item.add_marker(pytest.mark.long)

@@ -26,7 +26,7 @@ _topic_numbers = count()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and {"spark", "java"} & set(getattr(item, "fixturenames", ())):
+        if item.path.is_relative_to(HERE) and {"spark", "java"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.java)
 
 
