@@ -57,7 +57,7 @@ def tool(request: pytest.FixtureRequest, kafka4_jars: Path, capsys: pytest.Captu
     return Tool(request.getfixturevalue(request.param).bootstrap, kafka4_jars, capsys)
 
 
-SERVERS = ["real_kraft", pytest.param("klamm_cluster", marks=pytest.mark.long)]
+SERVERS = ["klamm_cluster", pytest.param("real_kraft", marks=pytest.mark.long)]
 WITH_LISTS = pytest.mark.parametrize("tool", SERVERS, indirect=True)
 ALL = pytest.mark.parametrize("tool", ["real_kafka", *SERVERS], indirect=True)
 
