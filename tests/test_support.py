@@ -71,7 +71,11 @@ def test_the_places_of_the_schedule_exist() -> None:
     ("nodeid", "unit", "is_first"),
     [
         ("tests/spark/write/test_sink.py::test_every_column", "tests/spark", True),
-        ("tests/spark/write/test_sink.py::test_types_that_are_as_good", "tests/spark/write/test_sink.py", True),
+        (
+            "tests/spark/write/test_typed_sink.py::test_a_map_that_has_a_key_twice_is_told_with_its_row",
+            "tests/spark/write/test_typed_sink.py",
+            True,
+        ),
         ("tests/spark/formats/test_csv_decoder.py::test_a", "tests/spark/formats/test_csv_decoder.py", True),
         ("tests/interop/test_znodes_interop.py::test_kafka_understands_what_we_write[x::y]", "tests/interop", True),
         ("tests/clients/test_kill.py::test_a", "tests/clients/test_kill.py", True),

@@ -94,7 +94,7 @@ def test_a_stream(spark, cluster, topic, tmp_path):
     }
 
 
-def test_a_worker_gets_the_writer_and_sends_what_it_has_written(cluster, topic):
+def test_a_worker_gets_the_writer_and_sends_what_it_has_written(spark, cluster, topic):
     name = topic()
     options = write_options({"kafka.bootstrap.servers": cluster.bootstrap, "topic": name})
     schema = struct("value string, other int")
@@ -122,7 +122,7 @@ def test_a_worker_gets_the_writer_and_sends_what_it_has_written(cluster, topic):
         ),
     ],
 )
-def test_columns_that_cannot_be_written(topic_option, schema, message):
+def test_columns_that_cannot_be_written(spark, topic_option, schema, message):
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", **({"topic": topic_option} if topic_option else {})}
     for kind in (KlammWriter, KlammStreamWriter):
         with pytest.raises(OptionError) as error:
@@ -130,7 +130,7 @@ def test_columns_that_cannot_be_written(topic_option, schema, message):
         assert message in str(error.value)
 
 
-def test_types_that_are_as_good():
+def test_types_that_are_as_good(spark):
     options = write_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
     schema = "value binary, headers array<struct<key:string not null,value:binary not null>>, topic int"
     KlammWriter(options, struct(schema))
