@@ -37,8 +37,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from klamm.base.tasks import start_task
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse

@@ -29,7 +29,8 @@ from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ProducerOptions
 from klamm.client.producer import OnCompletion, Producer, ProducerRecord
 from klamm.client.sender import Identity, TopicPartitions
-from klamm.client.transactions import PreparedTransaction, State, TransactionManager
+from klamm.client.transaction_requests import PreparedTransaction
+from klamm.client.transactions import State, TransactionManager
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition

@@ -16,7 +16,7 @@ import orjson
 
 from klamm.access.clients import error_line
 from klamm.base.visible import visible
-from klamm.client.cluster import RetryPolicy
+from klamm.client.retries import RetryPolicy
 from klamm.cockpit.controller_records import ControllerRecords
 from klamm.cockpit.page_json import encoded_json
 from klamm.cockpit.partition_map import PartitionMap

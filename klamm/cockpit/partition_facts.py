@@ -14,7 +14,7 @@ from klamm.access.clients import error_line
 from klamm.base.environment import SystemFileSystem
 from klamm.client.admin.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.admin.log_dirs import describe_log_dirs
-from klamm.client.cluster import RetryPolicy
+from klamm.client.retries import RetryPolicy
 from klamm.cockpit import story
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes

@@ -39,7 +39,7 @@ from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment
-    from klamm.client.cluster import ClusterMetadata
+    from klamm.client.metadata import ClusterMetadata
 
 NO_REPLICA: Final = 0
 IN_SYNC: Final = 1

@@ -22,8 +22,9 @@ from klamm.client.admin.topics import (
     delete_topics,
     describe_topics,
 )
-from klamm.client.cluster import ClusterClient, PartitionMetadata, make_client
+from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.fan_out import checked
+from klamm.client.metadata import PartitionMetadata
 from klamm.client.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,

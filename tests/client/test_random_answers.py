@@ -32,7 +32,7 @@ from klamm.client.admin.transaction_admin import (
     describe_transactions,
     list_transactions,
 )
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
@@ -41,9 +41,12 @@ from klamm.client.offsets import (
     list_offsets,
 )
 from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.prepared_transactions import end_prepared
 from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.retries import RetryPolicy
+from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import PreparedTransaction, State, end_prepared
+from klamm.client.transactions import State
 from klamm.client.verification.verifier import Replicated, VerifyOptions, verify_replicas
 from klamm.net.client import ClientError, ConnectionOptions
 from klamm.protocol.api_keys import ApiKey

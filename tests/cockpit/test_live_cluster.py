@@ -231,7 +231,7 @@ async def test_brokers_that_do_not_answer_are_asked_for_nothing_else() -> None:
     assert str(source._partitions.why_not).startswith("no broker answers (broker 1: it does not answer")
     source._pulse.heard = {1: Heard(5_000, None, 1)}
     source._answers_changed()
-    assert source._client._avoided == {}
+    assert source._client._connections.avoided == {}
     hung.close()
     await source.close()
 

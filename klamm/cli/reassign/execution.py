@@ -53,7 +53,7 @@ from klamm.cli.reassign.throttles import (
     wanted_configs,
 )
 from klamm.client.admin.log_dirs import TopicPartitionReplica
-from klamm.client.cluster import RETRIABLE_ERRORS
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import ClientError
 from klamm.processes.errors import ToolError
 from klamm.protocol.errors import ErrorCode, KafkaError

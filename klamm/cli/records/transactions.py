@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         TransactionDescription,
         TransactionListing,
     )
-    from klamm.client.cluster import ClusterClient, ClusterMetadata
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.metadata import ClusterMetadata
 
 app = Commands("List and describe transactions, and end those that hang.")
 

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import Route, Unroutable, error_of, fan_out, in_turn, of_brokers
+from klamm.client.retries import RetryPolicy
 from klamm.config.definition import ConfigSource
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest

@@ -73,7 +73,7 @@ SMALL = (
     ("klamm.coordinator.transactions.loader", "RECORDS_PER_SLICE", 2),
     ("klamm.coordinator.transactions.marker_manager", "PARTITIONS_PER_SLICE", 1),
     ("klamm.coordinator.transactions.state_manager", "TRANSACTIONS_PER_SLICE", 1),
-    ("klamm.client.cluster", "PARTITIONS_PER_STEP", 1),
+    ("klamm.client.metadata", "PARTITIONS_PER_STEP", 1),
     ("klamm.faults.answers", "CHEAP_SLICE", 1),
     ("klamm.faults.request_subjects", "CHEAP_SLICE", 1),
     ("klamm.net.connection_quotas", "CLOSED_PER_SLICE", 1),

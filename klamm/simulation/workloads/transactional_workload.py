@@ -17,23 +17,20 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import ConsumerRecord
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.fetching import FetchFrom, fetch_request, readable_batches
 from klamm.client.group_consumer import GroupConsumer
 from klamm.client.offsets import offset_fetch_request
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
+from klamm.client.prepared_transactions import TransactionGone, end_prepared
 from klamm.client.producer import ProducerRecord
+from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
 from klamm.client.sender import Identity
+from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import (
-    PreparedTransaction,
-    ProducerEnded,
-    TransactionAborted,
-    TransactionGone,
-    end_prepared,
-)
+from klamm.client.transactions import ProducerEnded, TransactionAborted
 from klamm.net.client import ClientError, Connection, ConnectionOptions
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

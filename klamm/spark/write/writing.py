@@ -22,7 +22,8 @@ from klamm.base.environment import Environment, SystemEnvironment
 from klamm.client import threads as network
 from klamm.client.cluster import ClusterClient
 from klamm.client.sender import NO_IDENTITY, Identity, PartitionBatch, Sender
-from klamm.client.transactions import PreparedTransaction, State, TransactionManager
+from klamm.client.transaction_requests import PreparedTransaction
+from klamm.client.transactions import State, TransactionManager
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
