@@ -85,10 +85,12 @@ SMALL = (
     ("klamm.base.purgatory", "OPERATIONS_PER_SLICE", 1),
     ("klamm.replication.fetcher.fetcher", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.fetcher.fetcher", "PIECE_BYTES", 90),
+    ("klamm.replication.fetcher.log_truncation", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.partition.isr_changes", "MAX_CHANGES_IN_ROUND", 1),
     ("klamm.replication.log_dir_moves", "MIN_PIECE_BYTES", 1),
     ("klamm.replication.log_dir_moves", "SHORT_PIECE_S", 0),  # pieces stay small
     ("klamm.replication.log_dir_moves", "BYTES_PER_SYNC", 5_000),
+    ("klamm.replication.fetched_records", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.replica_manager", "APPENDS_PER_SLICE", 1),
     ("klamm.replication.replica_manager", "LOOK_SLICE", 1),
     ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),
