@@ -82,7 +82,7 @@ def cockpit(
         ),
     ] = None,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Let the page move the controller, elect leaders, and so on.")
+        bool, typer.Option(help="Let the page move the controller, elect leaders, and so on.")
     ] = False,
     state_change_logs: Annotated[
         Path | None,
