@@ -405,7 +405,7 @@ def _alter_over_znodes(
 
     async def read(znodes: "KafkaZooKeeper") -> "tuple[ClusterView, dict[str, Any]]":
         await znodes.sync()
-        return await read_znodes(znodes), dict(await znodes.topic_configs(await znodes.topic_names()))
+        return await read_znodes(znodes), dict(await znodes.configs.of_topics(await znodes.topic_names()))
 
     view, configs = run_with_zookeeper(connect, read)
     changes = plan(view)
