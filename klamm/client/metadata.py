@@ -107,11 +107,12 @@ def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicM
     return TopicMetadata(topic.error_code, partitions, topic.topic_id, topic.is_internal)
 
 
-def metadata_request(version: int, names: Sequence[str] | None) -> MetadataRequest:
+def metadata_request(version: int, names: Sequence[str] | None, *, creates_topics: bool = False) -> MetadataRequest:
+    """Asks for these topics (None: all)."""
     topics: list[MetadataRequest.MetadataRequestTopic] | None
     if names is None:
         # Version 0 has no null; there an empty list means all topics.
         topics = [] if version == 0 else None
     else:
         topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=creates_topics)

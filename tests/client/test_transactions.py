@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.group_member import Membership
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ClientOptions, ProducerOptions

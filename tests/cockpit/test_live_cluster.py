@@ -12,8 +12,8 @@ import pytest
 from klamm.access.clients import command_options
 from klamm.access.controller import ControllerAddress
 from klamm.access.http_reading import WrongAnswer
-from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.cluster import make_client
 from klamm.cockpit.live import cluster as cluster_module

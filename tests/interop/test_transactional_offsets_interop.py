@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, offset_fetch_request

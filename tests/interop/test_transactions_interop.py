@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.cli.main import run
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.consumer import Consumer

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.znodes import brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, ProducerIdBlock

@@ -11,7 +11,7 @@ from uuid import UUID
 import orjson
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes import cluster, requests
 from klamm.znodes.access import MAX_ZNODE_BYTES

@@ -153,7 +153,7 @@ async def _start(
     key_separator: bytes | None,
     with_headers: bool,
 ) -> "Lines":
-    from klamm.base.environment import SystemEnvironment
+    from klamm.base.system_environment import SystemEnvironment
     from klamm.client.producer import Producer
     from klamm.client.transactional_producer import TransactionalProducer
 

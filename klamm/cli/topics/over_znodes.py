@@ -6,7 +6,7 @@ check before it writes, they check.
 
 from collections.abc import Mapping, Sequence
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.cli.topics.over_brokers import Topics
 from klamm.cli.topics.plans import Alteration
 from klamm.cli.topics.selection import Selection

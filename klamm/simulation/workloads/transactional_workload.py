@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
+from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import ConsumerRecord
 from klamm.client.fan_out import coordinators, error_of, fan_out
@@ -27,7 +28,6 @@ from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, O
 from klamm.client.prepared_transactions import TransactionGone, end_prepared
 from klamm.client.producer import ProducerRecord
 from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
-from klamm.client.sender import Identity
 from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import ProducerEnded, TransactionAborted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.configs.change_listener import CHANGE_EXPIRATION_MS, ConfigChangeListener
 from klamm.znodes.configs import CONFIG_CHANGE_PREFIX, CONFIG_CHANGES_PATH
 from klamm.znodes.store import KafkaZooKeeper

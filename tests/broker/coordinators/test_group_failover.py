@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment, SystemFile, SystemFileSystem
+from klamm.base.system_environment import SystemEnvironment, SystemFile, SystemFileSystem
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client import read_replicas
 from klamm.client.cluster import make_client
 from klamm.client.consumer import Consumer

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
 from klamm.client.group_consumer import GroupConsumer
