@@ -28,7 +28,7 @@ from klamm.base.slices import Slices
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps, in_one_go
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 
 NO_GENERATION = -1
@@ -230,24 +230,6 @@ class Group:
         self._transactional: TransactionalOffsets[OffsetAndMetadata] = TransactionalOffsets()
 
     @classmethod
-    def load(
-        cls,
-        group_id: str,
-        generation_id: int,
-        protocol_type: str | None,
-        protocol_name: str | None,
-        leader_id: str | None,
-        state_timestamp_ms: int | None,
-        members: Iterable[Member],
-    ) -> "Group":
-        """Makes the group of a record: Stable if it has members, else Empty."""
-        return in_one_go(
-            cls.load_steps(
-                group_id, generation_id, protocol_type, protocol_name, leader_id, state_timestamp_ms, list(members)
-            )
-        )
-
-    @classmethod
     def load_steps(
         cls,
         group_id: str,
@@ -258,7 +240,7 @@ class Group:
         state_timestamp_ms: int | None,
         members: Sequence[Member],
     ) -> Steps["Group"]:
-        """As `load`, in steps."""
+        """Makes the group of a record, in steps: Stable if it has members, else Empty."""
         slices = Slices(MEMBERS_PER_SLICE)
         group = cls(group_id, GroupState.STABLE if members else GroupState.EMPTY, state_timestamp_ms)
         group.generation_id = generation_id
