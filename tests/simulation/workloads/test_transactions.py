@@ -31,7 +31,8 @@ from klamm.simulation.judges.transaction_ledger import Copied, Outcome, Transact
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
 from klamm.simulation.witnesses.rules import Rules
-from klamm.simulation.workloads.transactional_workload import GROUP, PROPERTIES, TransactionalWorkload
+from klamm.simulation.workloads.transactional_clients import GROUP
+from klamm.simulation.workloads.transactional_workload import PROPERTIES, TransactionalWorkload
 from klamm.simulation.workloads.verdict import compare_replicas, converge
 from klamm.simulation.workloads.workload import create_topic
 from klamm.storage.log.log import Log
