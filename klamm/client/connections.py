@@ -92,7 +92,7 @@ class Connections:
             self._connections.pop(address).close(silent[address])
 
     def waits(self, longer_than_s: float) -> dict[Address, str]:
-        """The addresses that somebody has waited for, and what for."""
+        """The addresses for which a request has waited, and what for."""
         since_s = asyncio.get_running_loop().time() - longer_than_s
         found = {
             address: f"{address[0]}:{address[1]}: no answer yet" if connecting.error is None else str(connecting.error)
