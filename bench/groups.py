@@ -46,7 +46,7 @@ from klamm.client.fan_out import find_coordinator_request
 from klamm.client.group_member import Membership, heartbeat_request, join_request, sync_request
 from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.net.client import ClientError, Connection, connect
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.zookeeper.client import ZooKeeperClient

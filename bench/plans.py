@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.planning.goals import Balance, Goal, Racks
 from klamm.cli.reassign.planning.kafka_placement import kafka_plan

@@ -34,7 +34,7 @@ from klamm.client.admin.elections import elect_leaders
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 from support.durability.brokers import ProcessBrokers, Program
 from support.durability.check import check_load

@@ -2,7 +2,7 @@
 a command ends it without a traceback.
 """
 
-from klamm.processes.errors import EXIT_INTERRUPTED
+from klamm.processes.tool_errors import EXIT_INTERRUPTED
 
 
 def main() -> None:

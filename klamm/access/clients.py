@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from klamm.access.properties import read_properties
 from klamm.base.words import address_text
-from klamm.processes.errors import EXIT_USAGE, ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.processes.tool_errors import EXIT_USAGE, ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient

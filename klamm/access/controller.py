@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from klamm.access.http_reading import HTTP_TIMEOUT_S, WrongAnswer, http_address, read_body, read_lines
 from klamm.access.zookeeper import open_znodes
 from klamm.base.words import address_text
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -56,7 +56,7 @@ async def zookeeper_of_brokers(client: "ClusterClient") -> str:
     """
     from klamm.client.admin.configs import ConfigResource, describe_configs
     from klamm.client.retries import RetryPolicy
-    from klamm.protocol.errors import KafkaError
+    from klamm.protocol.error_codes import KafkaError
     from klamm.protocol.vocabulary import ConfigResourceType
 
     await client.refresh_metadata(())
@@ -100,7 +100,7 @@ def _require_controller(address: ControllerAddress | None) -> ControllerAddress:
 async def read_controller(store: "KafkaZooKeeper") -> tuple[ControllerAddress, int] | None:
     """The controller, and the version of /controller_epoch at its election."""
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
-    from klamm.zookeeper.errors import NoNode
+    from klamm.zookeeper.keeper_exceptions import NoNode
 
     data, found = b"", b""
     while True:
@@ -149,7 +149,7 @@ async def move_controller(
     import asyncio
 
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
-    from klamm.zookeeper.errors import BadVersion, NoNode
+    from klamm.zookeeper.keeper_exceptions import BadVersion, NoNode
     from klamm.zookeeper.messages import Check, Delete
 
     found = await read_controller(store)

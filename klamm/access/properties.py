@@ -8,7 +8,7 @@ import typer
 
 from klamm.config.listeners import split_list
 from klamm.config.properties import PropertiesError, parse_properties
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 
 def read_properties(path: Path) -> dict[str, str]:

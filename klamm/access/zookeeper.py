@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 if TYPE_CHECKING:
     from klamm.znodes.store import KafkaZooKeeper
@@ -24,7 +24,7 @@ async def open_znodes(connect: str) -> "AsyncIterator[KafkaZooKeeper]":
     from klamm.znodes.fields import ZnodeError
     from klamm.znodes.store import KafkaZooKeeper
     from klamm.zookeeper.client import ZooKeeperClient
-    from klamm.zookeeper.errors import ZooKeeperError
+    from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
     environment = SystemEnvironment(blocking_workers=1)
     try:

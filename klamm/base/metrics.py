@@ -9,9 +9,11 @@ no clock, format or network.
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
+
+from klamm.base.slices import Steps
 
 # The size of a Yammer reservoir, which Kafka uses.
 RESERVOIR_SIZE = 1028
@@ -120,14 +122,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self._metrics: dict[MetricName, Metric] = {}
-        self._walks: list[Callable[[], Generator[None, None, None]]] = []
+        self._walks: list[Callable[[], Steps[None]]] = []
 
-    def walk(self, steps: Callable[[], Generator[None, None, None]]) -> None:
+    def walk(self, steps: Callable[[], Steps[None]]) -> None:
         """Adds work in slices that is done each time before the metrics are read, for numbers that need a look at
         thousands of things."""
         self._walks.append(steps)
 
-    def walks(self) -> Generator[None, None, None]:
+    def walks(self) -> Steps[None]:
         """The steps of all work that must be done before the metrics are read."""
         for steps in self._walks:
             yield from steps()

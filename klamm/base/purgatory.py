@@ -16,10 +16,12 @@ What must stay true:
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
+
+from klamm.base.slices import Steps
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -94,7 +96,7 @@ class Purgatory(Generic[Key]):
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
         return sum(map(len, self._watchers.values()))
 
-    def count(self) -> Generator[None, None, tuple[int, int]]:
+    def count(self) -> Steps[tuple[int, int]]:
         """The steps to count the (key, operation) pairs that are watched, and the operations that wait."""
         pairs, left = 0, KEYS_PER_SLICE
         waiting: dict[Waiting[Key], None] = {}

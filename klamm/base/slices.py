@@ -2,27 +2,31 @@
 
 A slice ends after a number of pieces, not after some time: under the simulator's clock work takes no time, and slices
 must exist there too. Where a piece may need the disk and take a thousand times as long as another, a slice also ends
-by the loop's clock.
+by the loop's clock. `Slices` counts both. Long work has one of two forms:
 
-| the work                                                    | how it yields                                      |
-|-------------------------------------------------------------|----------------------------------------------------|
-| a coroutine that does the same with each of many items      | `async for piece in slices(items)`, or one by one  |
-|                                                             | `async for item in each(items)`                    |
-| the same, where each slice waits for ZooKeeper              | `await for_slices(items, work)`                    |
-| a coroutine whose items weigh differently, or nested loops  | `Slices`: `if it.is_over(): await asyncio.sleep(0)` |
-| a generator, taken by `in_slices`, `begin` or in `Turns`    | `Slices`: `if it.is_over(): yield`                 |
+| the work                                  | how it yields                                                            |
+|-------------------------------------------|--------------------------------------------------------------------------|
+| a coroutine, which waits for other things | `async for item in each(items)`; `async for piece in slices(items)`      |
+|                                           | where a whole piece is worked on at once, or an item takes about a       |
+|                                           | microsecond; `for_slices`, if ZooKeeper is asked for each piece          |
+| a generator (`Steps`), which does not     | `if slices.spend(): yield`; `mapped` stands for a list comprehension     |
+
+Nested loops share one `Slices`: `each(items, slices)`. A coroutine runs the steps of a generator with `in_slices`, or
+in `Turns`; `begin` takes the first step at once, and `in_one_go` takes all.
 
 The simulator makes all slices as small as they can be (`klamm.simulation.machine.small_slices`); the names of their
 sizes end with SLICE.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
-from itertools import chain
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+Steps = Generator[None, None, T]
+"""Work that pauses every few milliseconds, so that its caller may do other work in between."""
 
 # At 10 to 20 microseconds a piece, the most expensive slice takes about ten milliseconds.
 SLICE = 500
@@ -43,9 +47,16 @@ class Slices:
         self._clock_s = clock_s
         self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
 
-    def is_over(self, pieces: int = 1) -> bool:
-        """Counts `pieces` more; returns whether the slice is over. If so, the next slice begins."""
+    def spend(self, pieces: int = 1) -> bool:
+        """Takes `pieces` from the slice; returns whether it is used up. If so, the next slice begins."""
         self._left -= pieces
+        return (self._left <= 0 or self._clock_s is not None) and self._is_used_up()
+
+    def count(self, pieces: int) -> None:
+        """Takes `pieces` from the slice. The next `spend`, or item of `each`, sees whether it is used up."""
+        self._left -= pieces
+
+    def _is_used_up(self) -> bool:
         if self._left > 0 and (self._clock_s is None or not self._is_late(self._clock_s())):
             return False
         self._left = self._pieces
@@ -59,14 +70,18 @@ class Slices:
         return now_s >= self._end_s
 
 
-def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
-    """The items in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
-    return _Pieces(items, size or SLICE)
+def slices(items: Iterable[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
+    """The items as they are now in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
+    return _Pieces(tuple(items), size or SLICE)
 
 
-def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
-    """The items as they are now, one by one; the loop has a turn after every `size` (`SLICE`) of them."""
-    return _Each(tuple(items), size or SLICE)
+def each(items: Iterable[T], slices: Slices | int | None = None) -> AsyncIterator[T]:
+    """The items as they are now, one by one; the loop has a turn between two of them when a slice is used up. The
+    items of an iterator are taken as the loop comes to them."""
+    return _Each(
+        items if isinstance(items, Iterator) else iter(tuple(items)),
+        slices if isinstance(slices, Slices) else Slices(slices),
+    )
 
 
 class _Pieces(AsyncIterator[Sequence[T]]):
@@ -93,25 +108,24 @@ class _Pieces(AsyncIterator[Sequence[T]]):
 class _Each(AsyncIterator[T]):
     """As `_Pieces`."""
 
-    __slots__ = ("_done", "_items", "_size")
+    __slots__ = ("_items", "_slices")
 
-    def __init__(self, items: Sequence[T], size: int) -> None:
+    def __init__(self, items: Iterator[T], slices: Slices) -> None:
         self._items = items
-        self._size = size
-        self._done = 0
+        self._slices = slices
 
     async def __anext__(self) -> T:
-        done = self._done
-        if done >= len(self._items):
-            raise StopAsyncIteration
-        if done and done % self._size == 0:
-            await asyncio.sleep(0)
-        self._done = done + 1
-        return self._items[done]
+        for item in self._items:
+            slices = self._slices
+            if (slices._left <= 0 or slices._clock_s is not None) and slices._is_used_up():
+                await asyncio.sleep(0)
+            slices._left -= 1
+            return item
+        raise StopAsyncIteration
 
 
 async def for_slices(
-    items: Sequence[T], work: Callable[[Sequence[T]], Awaitable[R]], size: int | None = None
+    items: Iterable[T], work: Callable[[Sequence[T]], Awaitable[R]], size: int | None = None
 ) -> list[R]:
     """Starts `work` for one slice after another without waiting for its end, so that requests to ZooKeeper are
     pipelined; returns the results in order.
@@ -135,34 +149,18 @@ async def for_slices(
     return [task.result() for task in tasks]
 
 
-def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = None) -> Generator[None, None, list[R]]:
+def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = None) -> Steps[list[R]]:
     """The steps of `[make(item) for item in items]`. Loops within others count in the same `slices`."""
     slices = slices or Slices()
     made = []
     for item in items:
         made.append(make(item))
-        if slices.is_over():
+        if slices.spend():
             yield
     return made
 
 
-def ordered(items: Sequence[str]) -> Generator[None, None, list[str]]:
-    """The steps of `sorted(items)`: pieces are sorted, and then merged two by two."""
-    runs = [sorted(items[:CHEAP_SLICE])]
-    for start in range(CHEAP_SLICE, len(items), CHEAP_SLICE):
-        yield
-        runs.append(sorted(items[start : start + CHEAP_SLICE]))
-    while len(runs) > 1:
-        merged = []
-        for first in range(0, len(runs), 2):
-            yield
-            # The sort finds both runs and merges them.
-            merged.append(sorted(chain.from_iterable(runs[first : first + 2])))
-        runs = merged
-    return runs[0]
-
-
-async def in_slices(steps: Generator[None, None, T]) -> T:
+async def in_slices(steps: Steps[T]) -> T:
     """Runs all steps of long work and lets others have the loop between them. Returns or raises what `steps` does."""
     while True:
         try:
@@ -173,7 +171,17 @@ async def in_slices(steps: Generator[None, None, T]) -> T:
         await asyncio.sleep(0)
 
 
-def begin(steps: Generator[None, None, T]) -> T | Coroutine[Any, Any, T]:
+def in_one_go(steps: Generator[object, None, T]) -> T:
+    """Takes all steps without a pause. Returns their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+def begin(steps: Steps[T]) -> T | Coroutine[Any, Any, T]:
     """Takes the first step: what the steps return if there was only one, else the rest of them, to be awaited."""
     try:
         next(steps)
@@ -183,7 +191,7 @@ def begin(steps: Generator[None, None, T]) -> T | Coroutine[Any, Any, T]:
     return _rest(steps)
 
 
-async def _rest(steps: Generator[None, None, T]) -> T:
+async def _rest(steps: Steps[T]) -> T:
     await asyncio.sleep(0)
     return await in_slices(steps)
 
@@ -199,7 +207,7 @@ class Turns:
         self._lock = asyncio.Lock()
         self._wait_for_room = wait_for_room
 
-    async def take(self, steps: Generator[None, None, T]) -> T:
+    async def take(self, steps: Steps[T]) -> T:
         """Like `in_slices`, once it is this work's turn. Work with a single step does not wait for its turn."""
         try:
             next(steps)

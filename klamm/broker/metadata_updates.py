@@ -28,21 +28,20 @@ from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.base.slices import Slices, in_slices, slices
+from klamm.base.slices import Slices, Steps, in_slices, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.metadata.leader_elections import LeaderElections
 from klamm.broker.metadata.metadata_cache import MetadataCache, MetadataSnapshot
 from klamm.broker.topics.topic_admin import TopicAdmin
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
-from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 # The number of topics, or partitions, that are checked before others have the loop.
 TOPICS_PER_SLICE = 1000
@@ -118,7 +117,7 @@ class MetadataUpdates:
                 self._topic_configs.forget(topic)
             self._topic_admin.metadata_changed(topic)
             self._leader_elections.metadata_changed(topic)
-            if told.is_over():
+            if told.spend():
                 yield
 
     def new_session(self) -> None:
@@ -193,7 +192,7 @@ class MetadataUpdates:
                 partitions += [(topic, number) for number in known.outdated_partitions(topic, assignment)]
             else:
                 del topics[topic]  # The controller has sent news of the topic meanwhile.
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         if partitions:
             changed = dict.fromkeys(topic for topic, _ in partitions)
@@ -213,7 +212,7 @@ class MetadataUpdates:
                 )
                 if is_another and partition.leader_epoch == leader_epoch:
                     self._replica_manager.leave(partition)
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
 
 
@@ -223,7 +222,7 @@ def _with_leader_epochs(partitions: Sequence[Partition]) -> Steps[dict[str, list
     looked_at = Slices(TOPICS_PER_SLICE)
     for partition in partitions:
         found.setdefault(partition.topic, []).append((partition, partition.leader_epoch))
-        if looked_at.is_over():
+        if looked_at.spend():
             yield
     return found
 

@@ -5,9 +5,9 @@ What must stay true: a failed item does not fail any other item of its request.
 
 from typing import Any
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
-from klamm.zookeeper.errors import (
+from klamm.zookeeper.keeper_exceptions import (
     AuthFailed,
     ClientClosed,
     ConnectionLoss,

@@ -25,7 +25,7 @@ from klamm.cli.shared.options import Commands
 from klamm.cli.shared.output import finish, prepare, print_line, print_lines, print_traceback
 from klamm.cli.topics import commands as topics
 from klamm.cli.verify import command as verify
-from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
 
 app = Commands(
     "A replicated log cluster that speaks Apache Kafka's protocol.",

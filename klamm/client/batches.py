@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID, BatchHeader, parse_header
 from klamm.protocol.vocabulary import PartitionKey

@@ -41,7 +41,7 @@ from klamm.net.client import (
 )
 from klamm.net.sasl import authenticator
 from klamm.net.tls import client_context
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
 T = TypeVar("T")

@@ -33,7 +33,7 @@ from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.apis.fetch import AbortedTransaction, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import decompress

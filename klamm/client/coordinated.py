@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import CoordinatorType, error_of
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.retries import RETRIABLE_ERRORS, Attempts, RetryPolicy
 from klamm.net.client import Avoided, Connection, Disconnected, NotSent
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME, TopicPartition
 

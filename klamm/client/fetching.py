@@ -15,7 +15,7 @@ from klamm.client.retries import RetryPolicy
 from klamm.net.client import Connection
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import BatchHeader, check_crc, iterate_batches

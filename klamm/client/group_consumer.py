@@ -40,7 +40,7 @@ from klamm.client.group_member import (
 )
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, GroupOptions
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 # How often the group's leader looks whether the group's topics have new partitions (metadata.max.age.ms). While a topic

@@ -39,7 +39,7 @@ from klamm.protocol.consumer_protocol import (
     encode_subscription,
     subscribed_topics,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 

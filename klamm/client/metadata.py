@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.net.client import Address, Connection
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
+from klamm.protocol.primitives import PARTITIONS_PER_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def topics_metadata(
         if topic.name is None:
             continue  # In the requested versions every topic has a name.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
-        if slices.is_over(len(topic.partitions)):
+        if slices.spend(len(topic.partitions)):
             yield
     return described
 

@@ -19,7 +19,7 @@ from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.offset_delete import OffsetDeleteRequest
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,

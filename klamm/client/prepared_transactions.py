@@ -22,7 +22,7 @@ from klamm.client.transaction_requests import (
     explained,
 )
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey
 

@@ -24,7 +24,7 @@ from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
 from klamm.client.sender import PartitionQueue, Sender
 from klamm.client.topic_partitions import TopicPartitions, describe_topics
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import (

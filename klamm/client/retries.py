@@ -6,7 +6,7 @@ What must stay true: retries end. No attempt begins after the policy's deadline.
 import asyncio
 from dataclasses import dataclass
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 
 # Error codes that a retry may resolve (Kafka's RetriableException).
 RETRIABLE_ERRORS = frozenset(

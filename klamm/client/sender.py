@@ -51,7 +51,7 @@ from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType

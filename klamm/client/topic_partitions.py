@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from klamm.client.cluster import ClusterClient
 from klamm.client.metadata import metadata_request
 from klamm.protocol.apis.metadata import MetadataResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
 

@@ -22,7 +22,7 @@ from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from klamm.protocol.apis.end_txn import EndTxnRequest
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 

@@ -33,7 +33,7 @@ from klamm.client.topic_partitions import TopicPartitions
 from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactions import State, TransactionManager
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition
 
 # How long a producer that closes waits for the abort of an open transaction; the brokers abort it later otherwise.

@@ -48,7 +48,7 @@ from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnRequest
 from klamm.protocol.apis.end_txn import EndTxnResponse
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 

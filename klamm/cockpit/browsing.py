@@ -19,7 +19,7 @@ from klamm.base.visible import visible
 from klamm.client.admin.topics import describe_topics
 from klamm.client.fetching import Answer, FetchFrom, fetch, readable_batches
 from klamm.cockpit.value_texts import SHOWN_BYTES, decoded, shown
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType, decompress
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_PRODUCER_ID, BatchHeader, parse_header
 from klamm.protocol.record.records import ControlRecordType, Record, decode_end_transaction_marker, decode_in_parts

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.access.controller import ControllerAddress, read_events
-from klamm.processes.errors import ToolError
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.processes.tool_errors import ToolError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 if TYPE_CHECKING:
     from klamm.znodes.store import KafkaZooKeeper

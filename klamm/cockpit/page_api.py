@@ -23,9 +23,9 @@ from klamm.cockpit.partition_map import PartitionMap
 from klamm.cockpit.source import Source
 from klamm.net.client import ClientError
 from klamm.net.http import JSON, Answer, Handler, Request
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.encode_errors import UnencodableMessage
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:

@@ -28,14 +28,14 @@ from klamm.diagnosis.partition_health import (
     is_under_replicated,
 )
 from klamm.diagnosis.reasons import Circumstances
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
 from klamm.state_changes.entries import names, parse
 from klamm.state_changes.merging import Wanted, merge
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path
-from klamm.zookeeper.errors import NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import NoNode, ZooKeeperError
 
 if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment

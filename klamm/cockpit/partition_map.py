@@ -31,10 +31,9 @@ from copy import copy
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ class PartitionMap:
         for partitions in states.values():
             for each in partitions.values():
                 named.update(each.replicas)
-            if taken.is_over(1 + len(partitions)):
+            if taken.spend(1 + len(partitions)):
                 yield
         most = min(MOST_BROKERS, MOST_CELLS // max(sum(counts.values()), 1))
         shown = [*sorted(live), *sorted(named - live)]
@@ -228,7 +227,7 @@ class PartitionMap:
                 if is_new or self._newer is None or row not in self._newer:
                     filled._put(row, partitions.get(number, UNKNOWN))
                 row += 1
-            if taken.is_over(1 + count):
+            if taken.spend(1 + count):
                 yield
         self._newer = None
         if is_new:
@@ -267,7 +266,7 @@ class PartitionMap:
         taken = Slices(ROWS_PER_SLICE)
         for row, state in enumerate(self._states):
             self._put(row, state)
-            if taken.is_over(1):
+            if taken.spend(1):
                 yield
 
     def _put(self, row: int, state: PartitionView) -> None:
@@ -314,7 +313,7 @@ def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
             count = next(number for number in range(count) if number not in partitions)
             left_out += len(partitions) - count
         counts[topic] = count
-        if taken.is_over(1 + len(partitions)):
+        if taken.spend(1 + len(partitions)):
             yield
     return counts, left_out
 
@@ -332,7 +331,7 @@ def states_of(
             )
             for number, each in topic.partitions.items()
         }
-        if taken.is_over(1 + len(topic.partitions)):
+        if taken.spend(1 + len(topic.partitions)):
             yield
     for key, move in moving.items():
         if key.partition in made.get(key.topic, {}):

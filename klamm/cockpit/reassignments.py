@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from klamm.base.tasks import OnFailure, start_task
 from klamm.diagnosis.cluster_facts import list_reassignments
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from klamm.cockpit.safety import HEADERS, Guard, NotAllowed, gives_token
 from klamm.cockpit.source import ENDED, Event, Source
 from klamm.net.host_names import OwnNames
 from klamm.net.http import Answer, Handler, HttpServer, Refused, Request, refusal
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 # The first module that knows an address answers: travel does it for a recording.
 PAGES: Final = ("travel", "actions", "configs", "groups", "lags", "now", "records", "topics", "why")

@@ -39,7 +39,7 @@ from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import EpochsUsedUp
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, NoNode, ZooKeeperError
 
 Bounced = Mapping[PartitionKey, Collection[int]]
 """The brokers that have bounced, by the partitions that may have replicas there."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-from klamm.base.slices import CHEAP_SLICE, Slices, in_slices, slices
+from klamm.base.slices import CHEAP_SLICE, Slices, each, in_slices, slices
 from klamm.controller.bounces import decide_about_bounced_replicas
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import LeaderAndIsrResponseReceived
@@ -24,7 +24,7 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments, resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.topic_ids import take_up_topic_id_answers
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 
@@ -167,7 +167,7 @@ async def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndRe
     """The replicas that may be brought online: their brokers have not deleted them and are not about to."""
     beyond = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
     found: list[PartitionAndReplica] = []
-    async for piece in slices(tuple(replicas), CHEAP_SLICE):
+    async for piece in slices(replicas, CHEAP_SLICE):
         found += [replica for replica in piece if parts.context.replica_state(replica) not in beyond]
     return found
 
@@ -213,14 +213,12 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     refused = []
     looked_at = Slices(CHEAP_SLICE)
     for topic_errors in event.response.topics:
-        if looked_at.is_over(len(topic_errors.partitions)):
-            await asyncio.sleep(0)
         topic = topic_errors.topic
         if topic_errors.topic_id is not None:
             topic = context.topic_names.get(topic_errors.topic_id, topic)
         if topic not in context.all_topics:
             continue
-        for partition, code in topic_errors.partitions:
+        async for partition, code in each(topic_errors.partitions, looked_at):
             if code == ErrorCode.KAFKA_STORAGE_ERROR:
                 offline[topic, partition] = None
             # A request is stale when it is sent again because its answer was lost; only replicas that work answer so.

@@ -27,11 +27,10 @@ from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.control_topics import ControlTopic
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrTopic, LiveLeader
-from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
@@ -68,7 +67,7 @@ def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
             for start in range(0, len(topic.partitions), CHEAP_SLICE):
                 states = topic.partitions[start : start + CHEAP_SLICE]
                 take(topic, states)
-                if looked_at.is_over(len(states)):
+                if looked_at.spend(len(states)):
                     yield
     return left.requests()
 

@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import LiveBroker
@@ -245,7 +244,7 @@ class ControllerContext:
                     for number, assignment in assignments.items()
                     if broker_id in assignment.replicas
                 ]
-                if taken.is_over(1 + len(assignments)):
+                if taken.spend(1 + len(assignments)):
                     yield
         return found
 
@@ -272,7 +271,7 @@ class ControllerContext:
                 states.pop(partition, None)
             for offline in self.replicas_on_offline_dirs.values():
                 offline.discard(partition)
-            if slices.is_over():
+            if slices.spend():
                 yield
         self.partition_assignments.pop(topic, None)
         self.all_topics.discard(topic)
@@ -423,7 +422,7 @@ class ControllerContext:
         for partition in self.partitions_for_topic(topic):
             for replica in self.replicas_for_partitions((partition,)):
                 found.setdefault(self.replica_state(replica), []).append(replica)
-            if slices.is_over():
+            if slices.spend():
                 yield
         return found
 

@@ -48,7 +48,7 @@ from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.controller_store import NO_CONTROLLER, ControllerStore
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.errors import AuthFailed, ClientClosed, SessionExpired, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import AuthFailed, ClientClosed, SessionExpired, ZooKeeperError
 
 # The wait after a failed failover, so that a permanent reason (a znode that the broker may not write) causes no storm
 # of elections.

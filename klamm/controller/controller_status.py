@@ -10,13 +10,12 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any, TypeVar
 
-from klamm.base.slices import Slices, in_slices, slices
+from klamm.base.slices import Slices, Steps, in_slices, slices
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ReplicaLeaderElection
 from klamm.controller.state_change_log import PARTITION_STATE_NAMES, REPLICA_STATE_NAMES
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 
 LISTED = 100
@@ -284,7 +283,7 @@ def _deletion(context: ControllerContext, topic: str) -> Steps[dict[str, Any] | 
                 started.add(broker_id)
             if is_ineligible and not absence:
                 absence = _absences(context, partition, (broker_id,))
-        if taken.is_over():
+        if taken.spend():
             yield
     is_started = context.is_topic_deletion_in_progress(topic)
     if started:

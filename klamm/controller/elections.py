@@ -30,7 +30,7 @@ from klamm.controller.leader_election import (
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.states import PartitionState
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes.topics import LeaderAndIsr
 

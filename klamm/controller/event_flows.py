@@ -12,13 +12,12 @@
 controller.py decides which broker is the controller.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, each
 from klamm.controller import broker_flows, elections, features, isr_flows, reassignment, topic_flows
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import (
@@ -47,7 +46,7 @@ from klamm.controller.events import (
     ZkPreferredReplicaElection,
 )
 from klamm.controller.parts import ControllerParts
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 Flow = Callable[[Any], Awaitable[object]]
 """Processes one event. Raises ControllerMoved, ZooKeeperError and ZnodeError."""
@@ -137,15 +136,13 @@ async def _stop_replica_response_received(
     looked_at = Slices(CHEAP_SLICE)
     for topic in event.topics:
         told = dict(event.response.topics.get(topic.topic, ()))
-        for state in topic.partitions:
+        async for state in each(topic.partitions, looked_at):
             if state.delete:
                 # Replicas that the response does not name are not deleted, as when the request is refused as a whole.
                 code = told.get(state.partition, ErrorCode.UNKNOWN_SERVER_ERROR)
                 is_deleted = event.response.error_code == code == ErrorCode.NONE
                 replica = (topic.topic, state.partition), event.sender.broker_id
                 (deleted if is_deleted else failed).append(replica)
-            if looked_at.is_over():
-                await asyncio.sleep(0)
     await parts.deletions.fail_replica_deletion(failed)
     if deleted:
         await parts.deletions.complete_replica_deletion(deleted)

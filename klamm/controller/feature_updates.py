@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.brokers import BrokerRegistration, SupportedVersions
 from klamm.znodes.cluster import FinalizedVersions, incompatible_features
 

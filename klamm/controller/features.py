@@ -17,7 +17,7 @@ from klamm.base.slices import each
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate, check_update, failed
 from klamm.controller.parts import ControllerParts
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.znodes.cluster import FEATURE_PATH, FinalizedFeatures, incompatible_features
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import LiveBroker

@@ -17,11 +17,11 @@ from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, NoNode, ZooKeeperError
 
 Topic = AlterIsrResponse.TopicData
 Partition = Topic.PartitionData
@@ -96,7 +96,7 @@ async def _write(
         written = await parts.store.update_partition_states({key: changes[key] for key in piece}, parts.guard)
         _take_up(parts, changes, written, results)
 
-    await for_slices(tuple(changes), write)
+    await for_slices(changes, write)
     return results
 
 
@@ -129,7 +129,7 @@ def _put(parts: ControllerParts, partition: PartitionKey, state: LeaderAndIsr) -
 
 async def _response(results: dict[PartitionKey, ErrorCode | LeaderAndIsr]) -> AlterIsrResponse:
     topics: dict[str, list[Partition]] = {}
-    async for piece in slices(tuple(results.items())):
+    async for piece in slices(results.items()):
         for (topic, number), result in piece:
             if isinstance(result, LeaderAndIsr):
                 item = Partition(

@@ -50,7 +50,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
 

@@ -142,7 +142,7 @@ class ControllerParts:
         """Sends these brokers the live brokers, and the leaders of these partitions."""
         self.batch.new_batch()
         self.batch.add_update_metadata_request_for_brokers(tuple(broker_ids), ())
-        async for piece in slices(tuple(partitions)):
+        async for piece in slices(partitions):
             self.batch.add_update_metadata_request_for_brokers((), piece)
         await self.batch.send_requests_to_brokers(self.context.epoch)
 

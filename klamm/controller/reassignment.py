@@ -15,7 +15,6 @@ What must stay true:
   slice still hold in the next.
 """
 
-import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -33,7 +32,7 @@ from klamm.controller.reassignment_steps import (
     refusal_of_loss,
     unknown_partition,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import access
 from klamm.znodes.fields import INT32_MAX
@@ -223,12 +222,10 @@ async def _refusals_of_size(context: ControllerContext, reassignments: Reassignm
     looked_at = Slices(SLICE)
     for topic, partitions in topics.items():
         before = after = ENVELOPE_BYTES
-        for key in context.partitions_for_topic(topic):
+        async for key in each(context.partitions_for_topic(topic), looked_at):
             assignment = context.partition_full_replica_assignment(key)
             before += assignment_bytes(key[1], *assignment)
             after += assignment_bytes(key[1], *reassignments.get(key, assignment))
-            if looked_at.is_over():
-                await asyncio.sleep(0)
         if after > max(before, access.MAX_REASSIGNED_ZNODE_BYTES):
             error = KafkaError(
                 ErrorCode.INVALID_REQUEST,

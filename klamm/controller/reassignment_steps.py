@@ -52,10 +52,10 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.turns import Turns
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, ZooKeeperError
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ async def refresh_leadership(parts: ControllerParts, partitions: Collection[Part
             if isinstance(state, LeaderAndIsr) and (known is None or known.zk_version != state.zk_version):
                 parts.context.put_partition_leadership_info(partition, state)
 
-    await for_slices(tuple(partitions), refresh)
+    await for_slices(partitions, refresh)
 
 
 def is_complete(parts: ControllerParts, partition: PartitionKey) -> bool:
@@ -299,7 +299,7 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Par
         states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
         return await _write_next_epochs(parts, states, turns)
 
-    raised = await for_slices(tuple(partitions), raise_epochs)
+    raised = await for_slices(partitions, raise_epochs)
     batch.new_batch()
     async for partition, state in each(item for piece in raised for item in piece.items()):
         assignment = context.partition_full_replica_assignment(partition)

@@ -45,7 +45,7 @@ from klamm.controller.turns import Turns
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class ReplicaStateMachine:
         `fenced` are partitions that got a new leader epoch after their replicas went offline.
         """
         groups: dict[int, dict[PartitionKey, None]] = {}
-        async for piece in slices(tuple(replicas), CHEAP_SLICE):
+        async for piece in slices(replicas, CHEAP_SLICE):
             for partition, broker_id in piece:
                 groups.setdefault(broker_id, {})[partition] = None
         await self._handle_state_changes({key: list(partitions) for key, partitions in groups.items()}, target, fenced)

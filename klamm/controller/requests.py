@@ -25,7 +25,7 @@ from klamm.controller.events import (
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 
 _log = logging.getLogger(__name__)

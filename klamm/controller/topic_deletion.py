@@ -129,7 +129,7 @@ class TopicDeletionManager:
     ) -> list[tuple[PartitionAndReplica, ReplicaState]]:
         left: list[tuple[PartitionAndReplica, ReplicaState]] = []
         state_of = self._context.replica_state
-        async for piece in slices(tuple(replicas), CHEAP_SLICE):
+        async for piece in slices(replicas, CHEAP_SLICE):
             for replica in piece:
                 if self.is_topic_queued_up_for_deletion(replica[0][0]):
                     state = state_of(replica)

@@ -21,7 +21,7 @@ from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import TopicAssignment, is_legal_topic_name
-from klamm.zookeeper.errors import RequestTooLarge
+from klamm.zookeeper.keeper_exceptions import RequestTooLarge
 
 # A topic's assignment names all of its partitions.
 TOPICS_PER_SLICE = 10

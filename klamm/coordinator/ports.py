@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 

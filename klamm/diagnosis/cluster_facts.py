@@ -11,7 +11,7 @@ from klamm.access.clients import error_line
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster
 from klamm.diagnosis.partition_health import MIN_ISR
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, TopicPartition
 
 if TYPE_CHECKING:

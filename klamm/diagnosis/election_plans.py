@@ -14,8 +14,8 @@ from typing import Any
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, joined
 from klamm.diagnosis.partition_health import is_unavailable
 from klamm.diagnosis.reasons import Circumstances, LogEnds, absence, outage
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 # A plan of more partitions shows the first ones, and counts the rest.

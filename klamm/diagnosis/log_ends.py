@@ -15,7 +15,7 @@ from klamm.client.offsets import ONE_ATTEMPT, ListedOffset, list_consumer_group_
 from klamm.diagnosis.cluster_view import ClusterView, read_cluster
 from klamm.diagnosis.election_plans import Committed, Scope, UncleanPlan, leaderless, unclean_plan
 from klamm.net.client import ClientError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 COMMITS_TIMEOUT_S = 10.0

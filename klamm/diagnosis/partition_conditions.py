@@ -29,7 +29,7 @@ from klamm.diagnosis.partition_health import (
     out_of_sync,
 )
 from klamm.diagnosis.reasons import Circumstances, absence, outage
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 from klamm.znodes.topics import is_legal_topic_name
 

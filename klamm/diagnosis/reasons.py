@@ -16,7 +16,7 @@ from klamm.diagnosis.partition_health import (
     out_of_sync,
 )
 from klamm.diagnosis.topic_descriptions import TopicDescription
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 
 LogEnds = Mapping[int, int | KafkaError]

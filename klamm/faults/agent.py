@@ -23,8 +23,8 @@ from klamm.base.tasks import start_task
 from klamm.faults.commands import Action, Command, Fault, Json, Server, from_json
 from klamm.faults.tally import Tally
 from klamm.faults.wire import MAX_LINE_BYTES, Elsewhere, FaultError, socket_path
-from klamm.protocol.errors import KafkaError
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.protocol.error_codes import KafkaError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 F = TypeVar("F", bound=Fault)
 A = TypeVar("A", bound=Action)

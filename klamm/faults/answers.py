@@ -34,7 +34,7 @@ from hashlib import blake2b
 from types import CoroutineType, GeneratorType
 from typing import Any
 
-from klamm.base.slices import CHEAP_SLICE, Slices, begin, in_slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, begin, each, in_slices
 from klamm.broker.handlers.by_partition import named_partitions
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.requests.api import Api, CountedApi
@@ -60,9 +60,8 @@ from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.net.server_connection import ServerConnection
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, PartitionKey
 from klamm.replication.replica_manager import ReplicaManager, Wanted
 
@@ -459,7 +458,7 @@ def _names_item(request: Request[Any], selects: Selects) -> Steps[bool]:
     for topic, number in (yield from _fetched(request)):
         if selects(topic, number):
             return True
-        if slices.is_over():
+        if slices.spend():
             yield
     return False
 
@@ -490,7 +489,7 @@ def _without(partitions: Sequence[PartitionKey], forgotten: Collection[Partition
     for key in partitions:
         if key not in forgotten:
             left.append(key)
-        if slices.is_over():
+        if slices.spend():
             yield
     return left
 
@@ -508,27 +507,22 @@ class _FailingReads:
     async def fetch(self, wanted: Sequence[Wanted], *, max_wait_ms: int, **options: Any) -> list[PartitionData]:
         served: list[Wanted] = []
         failing: dict[int, _Strike] = {}
-        slices = Slices(CHEAP_SLICE)
-        for index, (topic, want) in enumerate(wanted):
+        async for index, (topic, want) in each(enumerate(wanted), CHEAP_SLICE):
             strike = next((one for one in self._strikes if one.selects(topic, want.partition)), None)
             if strike is not None:
                 failing[index] = strike
             if strike is None or strike.fault.after:
                 served.append((topic, want))
-            if slices.is_over():
-                await asyncio.sleep(0)
         # A partition with an error ends the wait, as in Kafka.
         results = iter(await self._manager.fetch(served, max_wait_ms=0 if failing else max_wait_ms, **options))
         answers = []
-        for index, (_, want) in enumerate(wanted):
+        async for index, (_, want) in each(enumerate(wanted), CHEAP_SLICE):
             strike = failing.get(index)
             if strike is None or strike.fault.after:
                 result = next(results)
             if strike is not None:
                 result = PartitionData(partition_index=want.partition, error_code=strike.error.code)
             answers.append(result)
-            if slices.is_over():
-                await asyncio.sleep(0)
         return answers
 
 

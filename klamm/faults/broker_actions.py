@@ -29,10 +29,10 @@ from klamm.faults.commands.actions import (
 from klamm.faults.corruption import corrupt_batch
 from klamm.faults.elections import LeaderOfChoice, Resignation, add_flows
 from klamm.faults.wire import Elsewhere, FaultError
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.storage.segments.log_directory import partition_directory_name
 from klamm.zookeeper.client import State, ZooKeeperClient
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ import posixpath
 from klamm.base.environment import FileSystem
 from klamm.faults.commands import Json
 from klamm.faults.wire import FaultError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import crc_matches
 from klamm.storage.segments.batch_scan import find_batch
 from klamm.storage.segments.segment import LOG_SUFFIX

@@ -16,7 +16,7 @@ from klamm.faults.commands.actions import Elect
 from klamm.faults.wire import Elsewhere, FaultError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 
 @dataclass(frozen=True, eq=False)

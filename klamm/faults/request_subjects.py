@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.protocol.apis import KEYS
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import NO_LEADER
 
 Selects = Callable[[str, int | None], bool]
@@ -187,9 +186,9 @@ def names_item(key: ApiKey, version: int, body: Any, selects: Selects) -> Steps[
         for number in numbers:
             if selects(name, number):
                 return True
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return False
 
@@ -218,7 +217,7 @@ def merged(key: ApiKey, response: Any, failed: Any, selects: Selects) -> Steps[A
     by_name = {}
     for topic in kept:
         by_name[items.name_of(topic)] = topic
-        if slices.is_over():
+        if slices.spend():
             yield
     for topic in items.topics_of(failed) or ():
         own = by_name.get(items.name_of(topic))
@@ -226,7 +225,7 @@ def merged(key: ApiKey, response: Any, failed: Any, selects: Selects) -> Steps[A
             kept.append(topic)
         else:
             setattr(own, items.partitions, [*items.partitions_of(own), *items.partitions_of(topic)])
-        if slices.is_over():
+        if slices.spend():
             yield
     setattr(response, items.topics, kept)
     return response
@@ -236,7 +235,7 @@ def fail_metadata(response: Any, selects: Selects, code: ErrorCode, *, partition
     """Metadata in which the selected topics have failed, or one `partition` of them, which then has no leader."""
     slices = Slices(CHEAP_SLICE)
     for topic in response.topics:
-        if slices.is_over():
+        if slices.spend():
             yield
         if not selects(topic.name, None):
             continue
@@ -246,7 +245,7 @@ def fail_metadata(response: Any, selects: Selects, code: ErrorCode, *, partition
         for one in topic.partitions:
             if one.partition_index == partition:
                 one.error_code, one.leader_id = code, NO_LEADER
-            if slices.is_over():
+            if slices.spend():
                 yield
     return response
 
@@ -261,7 +260,7 @@ def fail_offsets(response: Any, selects: Selects, code: ErrorCode) -> Steps[Any]
             if selects(topic.name, partition.partition_index):
                 partition.error_code = code
                 partition.committed_offset, partition.committed_leader_epoch, partition.metadata = -1, -1, ""
-            if slices.is_over():
+            if slices.spend():
                 yield
     return response
 
@@ -277,7 +276,7 @@ def _kept(items: _Items, topics: Iterable[Any], selects: Selects) -> Steps[list[
     kept = []
     slices = Slices(CHEAP_SLICE)
     for topic in topics:
-        if slices.is_over():
+        if slices.spend():
             yield
         name = items.name_of(topic)
         if items.partitions is None:
@@ -288,7 +287,7 @@ def _kept(items: _Items, topics: Iterable[Any], selects: Selects) -> Steps[list[
         for one in items.partitions_of(topic):
             if selects(name, items.number_of(one)):
                 partitions.append(one)
-            if slices.is_over():
+            if slices.spend():
                 yield
         if partitions:
             part = copy.copy(topic)

@@ -23,9 +23,9 @@ from klamm.faults.environment import EnvironmentUnderFaults
 from klamm.faults.network.network import FaultyLoop, Network
 from klamm.faults.wire import FaultError
 from klamm.faults.witness import WitnessedPartition
-from klamm.processes.errors import ToolError
 from klamm.processes.helper import PRELOAD as SERVERS
 from klamm.processes.servers import BrokerServer
+from klamm.processes.tool_errors import ToolError
 
 BROKER = "klamm.faults.servers:BrokerUnderFaults"
 # What a helper process imports before it forks servers under faults.

@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import klamm
-from klamm.base.slices import in_slices
+from klamm.base.slices import Steps, in_slices
 from klamm.net.framing import FrameReader, ReceiveBuffer
 from klamm.net.tls import NO_TLS, explain
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import (
     ADVERTISED_MAX,
     ADVERTISED_MIN,
@@ -40,7 +40,7 @@ from klamm.protocol.messages import (
     parse_correlation_id,
     response_steps,
 )
-from klamm.protocol.primitives import Buffer, Steps
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.schema import Answered
 
 # How long a closed connection may take to send what was written before it is cut off.

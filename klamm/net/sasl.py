@@ -20,7 +20,7 @@ from klamm.net.scram import ScramClient, ScramError
 from klamm.net.security import OAUTHBEARER, SaslOptions
 from klamm.protocol.apis.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
-from klamm.protocol.errors import ErrorCode, error_name
+from klamm.protocol.error_codes import ErrorCode, error_name
 from klamm.protocol.messages import ApiKey
 
 _PLAIN = "PLAIN"

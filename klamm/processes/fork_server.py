@@ -29,7 +29,7 @@ import traceback
 from typing import Any, NoReturn
 
 from klamm.base.visible import visible
-from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_OK, ToolError
 
 # How long the children of an owner that is gone may take to stop before they are killed.
 ORPHAN_GRACE_S = 15.0

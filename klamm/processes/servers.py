@@ -11,10 +11,10 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
-from klamm.processes.errors import ToolError
 from klamm.processes.kafka_logs import open_kafka_logs
-from klamm.protocol.errors import KafkaError
-from klamm.zookeeper.errors import ConnectionLoss, ZooKeeperError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, ZooKeeperError
 from klamm.zookeeper.server import CorruptDataError, ZooKeeperServer
 
 _log = logging.getLogger(__name__)

@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from klamm.base.slices import Steps
 from klamm.protocol import primitives
-from klamm.protocol.primitives import Buffer, InvalidFrame, Steps
+from klamm.protocol.primitives import Buffer, InvalidFrame
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 
 Decoder = Callable[[Buffer, int], Any]

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Steps
 from klamm.protocol.vocabulary import TopicPartition
 
 # Subscriptions are known only for groups of this protocol type.

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
+from klamm.base.slices import Steps
 from klamm.protocol.primitives import (
     PARTITIONS_PER_STEP,
     Buffer,
     InvalidFrame,
-    Steps,
     check_count,
     compact_string,
     length_prefix,

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 from uuid import UUID
 
+from klamm.base.slices import Steps, in_one_go
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import (
     SHORT_ARRAY,
@@ -30,11 +31,9 @@ from klamm.protocol.control_topics import (
 from klamm.protocol.primitives import (
     PARTITIONS_PER_STEP,
     Buffer,
-    Steps,
     check_count,
     check_end,
     compact_string,
-    in_one_go,
     int32_array,
     length_prefix,
     read_compact_string,

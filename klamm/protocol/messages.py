@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from klamm.base.slices import Steps, in_one_go
 from klamm.protocol import compiler
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import (
@@ -37,8 +38,6 @@ from klamm.protocol.primitives import (
     MAX_TAGGED_FIELDS,
     Buffer,
     InvalidFrame,
-    Steps,
-    in_one_go,
     nullable_string,
     read_nullable_string,
     skip_tagged_fields,

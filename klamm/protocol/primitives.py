@@ -8,10 +8,6 @@ import struct
 from collections.abc import Sequence
 from uuid import UUID
 
-# For the modules of messages, which take steps too.
-from klamm.base.steps import Steps as Steps  # noqa: PLC0414
-from klamm.base.steps import in_one_go as in_one_go  # noqa: PLC0414
-
 Buffer = bytes | bytearray | memoryview
 
 # The partitions that one step of decoding reads, in a millisecond or two.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
+from klamm.base.slices import Steps, in_one_go
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import (
     ControlTopic,
@@ -25,14 +26,7 @@ from klamm.protocol.control_topics import (
     encode_errors_by_name,
     read_errors_by_name,
 )
-from klamm.protocol.primitives import (
-    PARTITIONS_PER_STEP,
-    Buffer,
-    Steps,
-    check_end,
-    in_one_go,
-    skip_tagged_fields,
-)
+from klamm.protocol.primitives import PARTITIONS_PER_STEP, Buffer, check_end, skip_tagged_fields
 from klamm.protocol.schema import WHOLE, Answered, Api
 from klamm.protocol.vocabulary import NO_EPOCH
 

@@ -16,18 +16,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
+from klamm.base.slices import Steps, in_one_go
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about, count_pairs_steps
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
-    Steps,
     check_count,
     check_end,
     compact_nullable_string,
     compact_string,
-    in_one_go,
     int32_array,
     length_prefix,
     nullable_string,

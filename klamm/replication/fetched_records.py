@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from klamm.base.slices import Slices, each, in_slices
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.replication.partition.delayed_operations import DelayedFetch, Readable, Wanted
 from klamm.replication.quota import ReplicationQuota
 from klamm.storage.log.log import FetchedRecords, Log
@@ -33,7 +33,7 @@ async def read_records(
     results = delayed.results
     read_bytes = 0
     read = Slices(PARTITIONS_PER_SLICE, loop.time)
-    for index in sorted(delayed.readable):
+    async for index in each(sorted(delayed.readable), read):
         want = wanted[index][1]
         limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
         readable = delayed.readable[index]
@@ -50,8 +50,6 @@ async def read_records(
         if readable.is_throttled:
             leader_quota.record(size_bytes, loop.time() * 1000)
         read_bytes += size_bytes
-        if read.is_over():
-            await asyncio.sleep(0)
 
 
 def _memory_bytes(result: PartitionData) -> int:

@@ -34,7 +34,7 @@ from uuid import UUID
 from klamm.base.metrics import MetricName, Metrics
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey

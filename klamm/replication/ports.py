@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from klamm.config.topic import TopicConfig
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetcher.fetch_state import InitialFetchState
 

@@ -23,16 +23,15 @@ from typing import TypeVar
 
 from klamm.base.environment import Environment, WorkerFailed
 from klamm.base.purgatory import Purgatory, Watch
-from klamm.base.slices import SLICE, Slices, begin, each, in_slices, slices
+from klamm.base.slices import SLICE, Slices, Steps, begin, each, in_slices, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
-from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, UNKNOWN_OFFSET, PartitionKey
@@ -248,12 +247,12 @@ class ReplicaManager:
             if partition is not None:
                 for broker_id in broker_ids:
                     partition.broker_died(broker_id)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         for key in self.delete_records_purgatory.watched_keys():
             # The low watermark no longer waits for a dead broker.
             self.delete_records_purgatory.check(key)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
 
     async def alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> dict[PartitionKey, ErrorCode]:
@@ -272,7 +271,7 @@ class ReplicaManager:
             except KafkaError as error:
                 codes[key] = error.code
                 refused.append((key, error))
-            if slices.is_over():
+            if slices.spend():
                 yield
         if refused:
             (topic, number), first = refused[0]
@@ -520,7 +519,7 @@ class ReplicaManager:
         if not delayed.look(LOOK_SLICE):
             return False
         slices = Slices(PARTITIONS_PER_SLICE, self._loop.time)
-        while not slices.is_over(LOOK_SLICE):
+        while not slices.spend(LOOK_SLICE):
             if not delayed.look(LOOK_SLICE):
                 return False
         return True
@@ -580,7 +579,7 @@ class ReplicaManager:
         self._reopening = None
 
     async def _shrink_isrs(self) -> None:
-        async for piece in slices(list(self._hosted.all)):
+        async for piece in slices(self._hosted.all):
             for key in piece:
                 partition = self._hosted.get(key)
                 if partition is not None:
@@ -612,14 +611,14 @@ def _look(
 ) -> Steps[None]:
     yield
     while delayed.look(LOOK_SLICE):
-        if slices.is_over(LOOK_SLICE):
+        if slices.spend(LOOK_SLICE):
             yield
     if watch is not None and not delayed.is_ready():
         while not delayed.is_ready() and (keys := delayed.next_keys(PARTITIONS_PER_SLICE)):
             watch.add(keys)
             yield
         while not delayed.is_ready() and delayed.look_again(changed, LOOK_SLICE):
-            if slices.is_over(LOOK_SLICE):
+            if slices.spend(LOOK_SLICE):
                 yield
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from klamm.base.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest
-from klamm.protocol.primitives import Steps
 from klamm.protocol.state_texts import flag, ids, leader_and_isr_text, stop_replica_text, update_metadata_text
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopic
 from klamm.protocol.vocabulary import PartitionKey
@@ -320,7 +319,7 @@ class UpdateMetadataLines(_RequestLines):
             else:
                 text = f"Cached leader info {update_metadata_text(topic.topic, state)} for {name} {source}"
                 self._batch.add(TRACE, text)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
 

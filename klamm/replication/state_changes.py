@@ -36,15 +36,14 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
-from klamm.base.slices import SLICE, Slices, in_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import SLICE, Slices, Steps, each, in_slices
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
     LeaderAndIsrTopicErrors,
 )
-from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
@@ -108,7 +107,7 @@ class StateChanges:
             lines = self._lines.update_metadata(correlation_id, request)
             try:
                 self._check_controller_epoch(request.controller_epoch, lines.is_old)
-                await self._end_what_is_over(request)
+                await in_slices(self._end_what_is_over(request))
                 applied = await in_slices(apply())
                 await in_slices(lines.cached(request))
                 return applied
@@ -120,7 +119,7 @@ class StateChanges:
         async with self._lock:
             return await in_slices(apply())
 
-    async def _end_what_is_over(self, request: UpdateMetadataRequest) -> None:
+    def _end_what_is_over(self, request: UpdateMetadataRequest) -> Steps[None]:
         hosted = self._hosted.all
         ended = 0
         slices = _slices()
@@ -130,8 +129,8 @@ class StateChanges:
                 partition = hosted.get((name, state.partition))
                 if partition is not None:
                     ended += self._end_if_over(partition, topic_id, state)
-                    if slices.is_over():
-                        await asyncio.sleep(0)
+                    if slices.spend():
+                        yield
         if ended:
             _log.info(
                 "UpdateMetadata of controller %d, epoch %d: %d partitions are led by others",
@@ -204,7 +203,7 @@ class StateChanges:
         codes: dict[PartitionKey, ErrorCode] = {}
         slices = _slices()
         for topic in request.topics:
-            for state in topic.partitions:
+            async for state in each(topic.partitions, slices):
                 key = topic.topic, state.partition
                 if lines.traces:
                     lines.received_state(topic.topic, state)
@@ -212,8 +211,6 @@ class StateChanges:
                 if codes[key] is ErrorCode.NONE:
                     changes = leading if state.leader == self._broker_id else following
                     changes.append((key, topic.topic_id, state))
-                if slices.is_over():
-                    await asyncio.sleep(0)
         await self._make_leaders(leading, codes, lines)
         await self._make_followers(following, codes, request, lines)
         refused = sum(code is not ErrorCode.NONE for code in codes.values())
@@ -228,12 +225,10 @@ class StateChanges:
         new = []
         slices = _slices()
         for topic in request.topics:
-            for state in topic.partitions if is_legal_topic_name(topic.topic) else ():
+            async for state in each(topic.partitions if is_legal_topic_name(topic.topic) else (), slices):
                 if self._is_new_here((topic.topic, state.partition), topic.topic_id):
                     new.append(topic.topic)
                     break
-                if slices.is_over():
-                    await asyncio.sleep(0)
         if new:
             await self._topic_configs.load(new)
 
@@ -295,8 +290,7 @@ class StateChanges:
             return
         self._followers.remove_fetchers([key for key, _, _ in changes])
         lines.stopped_fetchers_of_leaders(len(changes))
-        slices = _slices()
-        for key, topic_id, state in changes:
+        async for key, topic_id, state in each(changes, _slices()):
             if lines.traces:
                 lines.becoming_leader(key)
             try:
@@ -316,8 +310,6 @@ class StateChanges:
                     lines.led_already(key, state)
             if lines.traces:
                 lines.leads(key)
-            if slices.is_over():
-                await asyncio.sleep(0)
 
     async def _make_followers(
         self,
@@ -357,7 +349,7 @@ class StateChanges:
                 if self._is_stopping:
                     lines.does_not_fetch(key, state.leader)
                 lines.follows(key, state.leader)
-            if slices.is_over():
+            if slices.spend():
                 self._fetch(to_fetch)
                 to_fetch = {}
                 await asyncio.sleep(0)
@@ -402,13 +394,10 @@ class StateChanges:
         except KafkaError as error:
             return error.code, {}
         codes = {}
-        slices = _slices()
-        for key, (leader_epoch, delete) in stops.items():
+        async for key, (leader_epoch, delete) in each(stops.items(), _slices()):
             if lines.traces:
                 lines.stopping(key, leader_epoch, delete)
             codes[key] = self._stop(key, leader_epoch, delete, lines)
-            if slices.is_over():
-                await asyncio.sleep(0)
         return ErrorCode.NONE, codes
 
     def _stop(self, key: PartitionKey, leader_epoch: int, delete: bool, lines: StopReplicaLines) -> ErrorCode:
@@ -451,11 +440,8 @@ class StateChanges:
         """
         async with self._lock:
             reopened = 0
-            slices = _slices()
-            for key in self._hosted.waiting_for_space:
+            async for key in each(self._hosted.waiting_for_space, _slices()):
                 reopened += self._hosted.reopen(key)
-                if slices.is_over():
-                    await asyncio.sleep(0)
             if reopened:
                 _log.info("%d partitions can be hosted now that there is space for them", reopened)
             return reopened > 0
@@ -473,7 +459,7 @@ class StateChanges:
                 self._followers.remove_fetchers([key])
                 self._log_dir_moves.remove([key])
                 self._hosted.mark_offline(key)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
 
@@ -499,7 +485,7 @@ def _response(
             (state.partition, codes.get((topic.topic, state.partition), code)) for state in topic.partitions
         ]
         answers.append(LeaderAndIsrTopicErrors(topic.topic, topic.topic_id, errors))
-        if slices.is_over(1 + len(errors)):
+        if slices.spend(1 + len(errors)):
             yield
     return LeaderAndIsrResponse(code, answers)
 

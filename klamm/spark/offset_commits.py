@@ -17,7 +17,7 @@ from klamm.client.options import ClientOptions
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.threads import call
 from klamm.net.client import Disconnected, NotSent
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from klamm.protocol.errors import ErrorCode, KafkaError
+    from klamm.protocol.error_codes import ErrorCode, KafkaError
     from klamm.testing.async_cluster import AsyncCluster
     from klamm.testing.cluster import Cluster
-    from klamm.testing.errors import ClusterError, NotInTime
+    from klamm.testing.cluster_errors import ClusterError, NotInTime
     from klamm.testing.facts import Broker
     from klamm.testing.helper import Helper
 
@@ -20,11 +20,11 @@ _MODULES = {
     "AsyncCluster": "klamm.testing.async_cluster",
     "Broker": "klamm.testing.facts",
     "Cluster": "klamm.testing.cluster",
-    "ClusterError": "klamm.testing.errors",
-    "ErrorCode": "klamm.protocol.errors",
+    "ClusterError": "klamm.testing.cluster_errors",
+    "ErrorCode": "klamm.protocol.error_codes",
     "Helper": "klamm.testing.helper",
-    "KafkaError": "klamm.protocol.errors",
-    "NotInTime": "klamm.testing.errors",
+    "KafkaError": "klamm.protocol.error_codes",
+    "NotInTime": "klamm.testing.cluster_errors",
 }
 
 

@@ -35,8 +35,8 @@ from klamm.protocol.vocabulary import NO_LEADER, NO_REPLICATION_FACTOR, Partitio
 from klamm.recording.entries import Json
 from klamm.recording.history import read_records, write_recording
 from klamm.recording.spool import Spool
+from klamm.testing.cluster_errors import ClusterEnded, ClusterError
 from klamm.testing.conditions import Wait, note
-from klamm.testing.errors import ClusterEnded, ClusterError
 from klamm.testing.facts import ClusterFacts, told
 from klamm.testing.faults.answers import AnswerFaults
 from klamm.testing.faults.clock import Clock

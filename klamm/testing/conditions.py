@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from klamm.testing.errors import ClusterError, NotInTime
+from klamm.testing.cluster_errors import ClusterError, NotInTime
 
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.1

@@ -13,7 +13,7 @@ from klamm.processes.local_cluster import process_name
 from klamm.processes.loop_thread import LoopEnded
 from klamm.processes.readiness import NotReady
 from klamm.processes.supervisor import ServerFailed, ServerProcess
-from klamm.testing.errors import ClusterEnded, ClusterError
+from klamm.testing.cluster_errors import ClusterEnded, ClusterError
 
 # A message has so many lines of the history.
 DESCRIBED_LINES = 20

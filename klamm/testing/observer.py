@@ -14,15 +14,15 @@ from klamm.client.cluster import ClusterClient
 from klamm.diagnosis.cluster_view import ClusterView, read_znodes
 from klamm.net.client import Address, ClientError, ConnectionOptions
 from klamm.processes.readiness import CLIENT_ID
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
-from klamm.zookeeper.errors import NoNode, SessionExpired, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import NoNode, SessionExpired, ZooKeeperError
 
 T = TypeVar("T")
 

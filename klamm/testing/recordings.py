@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 
 Write: TypeAlias = Callable[[Path], Path]
 """`Cluster.record`. Raises ClusterError."""

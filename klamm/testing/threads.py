@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import ConnectionLoss, NoNode
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, NoNode
 from klamm.zookeeper.messages import Stat, WatcherEvent
 
 K = TypeVar("K")

@@ -17,7 +17,14 @@ from collections.abc import Iterator, Sequence
 
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.zookeeper.client import ZooKeeperClient, retrying
-from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, RequestTooLarge, ZooKeeperError, error_for
+from klamm.zookeeper.keeper_exceptions import (
+    BadVersion,
+    ConnectionLoss,
+    NoNode,
+    RequestTooLarge,
+    ZooKeeperError,
+    error_for,
+)
 from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 
 MAX_BATCH_OPERATIONS = 1_000

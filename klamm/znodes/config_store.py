@@ -14,7 +14,7 @@ from klamm.znodes import configs
 from klamm.znodes.access import check_size, get_all, notice
 from klamm.znodes.fields import ZnodeError
 from klamm.zookeeper.client import ZooKeeperClient, retrying
-from klamm.zookeeper.errors import BadVersion, NodeExists, NoNode
+from klamm.zookeeper.keeper_exceptions import BadVersion, NodeExists, NoNode
 from klamm.zookeeper.messages import Create, CreateMode, MultiOperation, SetData
 
 

@@ -24,7 +24,7 @@ from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import retrying
-from klamm.zookeeper.errors import (
+from klamm.zookeeper.keeper_exceptions import (
     BadVersion,
     ConnectionLoss,
     NodeExists,
@@ -244,7 +244,7 @@ class ControllerStore(KafkaZooKeeper):
         changes: dict[str, dict[int, Reassigned]] = {}
         async for (topic, number), change in each(assignments.items()):
             changes.setdefault(topic, {})[number] = change
-        pieces = await for_slices(list(changes), lambda piece: self._update_topics(piece, changes, guard))
+        pieces = await for_slices(changes, lambda piece: self._update_topics(piece, changes, guard))
         return {topic for gone in pieces for topic in gone}
 
     async def _update_topics(
@@ -258,11 +258,10 @@ class ControllerStore(KafkaZooKeeper):
             gone.update(topic for topic in pending if topic not in found)
             writes = []
             encoded = Slices(PARTITIONS_PER_SLICE)
-            for topic, assignment in found.items():
+            async for topic, assignment in each(found.items(), encoded):
                 data = _reassigned(assignment, changes[topic]).encode()
                 writes.append(SetData(topics.topic_path(topic), data, assignment.zk_version))
-                if encoded.is_over(len(assignment.partitions)):
-                    await asyncio.sleep(0)
+                encoded.count(len(assignment.partitions))
             results = await batches.write(self.client, writes, guard)
             pending = []
             for topic, result in zip(found, results, strict=True):

@@ -23,8 +23,8 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.base.slices import Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import Slices, each
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.access import check_size, get_all, notice
@@ -34,7 +34,14 @@ from klamm.znodes.config_store import ConfigStore
 from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient, retrying
-from klamm.zookeeper.errors import BadArguments, BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import (
+    BadArguments,
+    BadVersion,
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    ZooKeeperError,
+)
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     Check,
@@ -351,7 +358,7 @@ class KafkaZooKeeper:
         found = await get_all(self.client, {name: topics.topic_path(name) for name in names}, watch)
         assignments = {}
         decoded = Slices(PARTITIONS_PER_SLICE)
-        for topic, (data, stat) in found.items():
+        async for topic, (data, stat) in each(found.items(), decoded):
             try:
                 assignment = assignments[topic] = TopicAssignment.decode(topic, data, stat.version)
             except ZnodeError as error:
@@ -360,8 +367,7 @@ class KafkaZooKeeper:
                 else:
                     malformed[topic] = str(error)
                 continue
-            if decoded.is_over(len(assignment.partitions)):
-                await asyncio.sleep(0)
+            decoded.count(len(assignment.partitions))
         return assignments
 
     async def create_topic(

@@ -26,7 +26,7 @@ from klamm.znodes.fields import ZnodeError
 from klamm.znodes.requests import DELETE_TOPICS_PATH, delete_topic_path
 from klamm.znodes.topics import TOPICS_PATH, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
-from klamm.zookeeper.errors import ConnectionLoss, NoNode, SessionExpired
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, NoNode, SessionExpired
 from klamm.zookeeper.messages import Stat
 
 # This many znodes are read at once.

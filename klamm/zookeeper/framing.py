@@ -7,7 +7,7 @@ What must stay true:
 
 from struct import Struct
 
-from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.keeper_exceptions import JuteError
 
 MAX_REQUEST_BYTES = 0xFFFFF
 """The largest request that a server accepts by default (`jute.maxbuffer`), without its length prefix."""

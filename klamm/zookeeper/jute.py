@@ -21,9 +21,8 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.base.steps import Steps, in_one_go
-from klamm.zookeeper.errors import JuteError
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_one_go
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     Acl,
@@ -293,7 +292,7 @@ def _write_multi_results(parts: Parts, results: Sequence[MultiResult]) -> Steps[
             _write_string(parts, path)
         if stat is not None:
             parts.append(_STAT.pack(*stat))
-        if slices.is_over():
+        if slices.spend():
             yield
     parts.append(_MULTI_END)
 
@@ -322,7 +321,7 @@ def encode_response_steps(xid: int, zxid: int, response: Response) -> Steps[byte
             slices = Slices(CHEAP_SLICE)
             for child in children:
                 _write_string(parts, child)
-                if slices.is_over():
+                if slices.spend():
                     yield
             _write_optional_stat(parts, optional_stat)
         case GetAclResponse(acl, stat):
@@ -415,7 +414,7 @@ class _Reader:
         slices = Slices(CHEAP_SLICE)
         for _ in range(self._count(4)):
             strings.append(self.string())
-            if slices.is_over():
+            if slices.spend():
                 yield
         return strings
 
@@ -457,7 +456,7 @@ def _read_multi(reader: _Reader) -> Steps[Multi]:
             raise JuteError(f"operation {number} in a multi")
         operation = read(reader, op)
         operations.append(operation)
-        if slices.is_over(len(operation.acl) if isinstance(operation, Create) else 1):
+        if slices.spend(len(operation.acl) if isinstance(operation, Create) else 1):
             yield
     return Multi(tuple(operations))
 
@@ -585,7 +584,7 @@ def _read_multi_response(reader: _Reader) -> Steps[MultiResponse]:
         if op is None:
             return MultiResponse(tuple(results))
         results.append(_read_multi_result(reader, op, error))
-        if slices.is_over():
+        if slices.spend():
             yield
 
 

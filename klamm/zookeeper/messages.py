@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-from klamm.zookeeper.errors import ZooKeeperErrorCode
+from klamm.zookeeper.keeper_exceptions import ZooKeeperErrorCode
 
 
 class OpCode(IntEnum):

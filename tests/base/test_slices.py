@@ -6,9 +6,7 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-from klamm.base.slices import CHEAP_SLICE, SLICE_MS, Slices, Turns, each, for_slices, ordered, slices
-from klamm.base.steps import in_one_go
-from klamm.simulation.machine.small_slices import small_slices
+from klamm.base.slices import SLICE_MS, Slices, Turns, each, for_slices, slices
 
 
 def work(name: str, steps: int, taken: list[str]) -> Generator[None, None, str]:
@@ -49,23 +47,23 @@ async def test_work_that_is_cancelled_or_fails_gives_its_turn_to_the_next() -> N
 
 def test_a_slice_is_over_after_so_many_pieces() -> None:
     slices = Slices(3)
-    assert [slices.is_over() for _ in range(6)] == [False, False, True] * 2
-    assert slices.is_over(5)
+    assert [slices.spend() for _ in range(6)] == [False, False, True] * 2
+    assert slices.spend(5)
 
 
 def test_a_slice_is_over_when_its_pieces_take_long() -> None:
     now_ms = 0.0
     slices = Slices(100, lambda: now_ms / 1000)
-    assert not slices.is_over()
+    assert not slices.spend()
     now_ms += SLICE_MS
-    assert slices.is_over()
+    assert slices.spend()
     # Others have the loop for long; that is no part of the next slice.
     now_ms += 1000
-    assert not slices.is_over()
+    assert not slices.spend()
     now_ms += SLICE_MS - 1
-    assert not slices.is_over()
+    assert not slices.spend()
     now_ms += 1
-    assert slices.is_over()
+    assert slices.spend()
 
 
 async def test_others_have_a_turn_after_each_slice() -> None:
@@ -77,6 +75,43 @@ async def test_others_have_a_turn_after_each_slice() -> None:
     asyncio.get_running_loop().call_soon(seen.append, "later")
     assert [item async for item in each(range(4), 4)] == [0, 1, 2, 3]
     assert seen[-1] == [5]  # Nobody waits after the last piece.
+
+
+async def test_nested_loops_share_a_slice_in_which_items_may_weigh_more() -> None:
+    seen: list[object] = []
+
+    def other() -> None:
+        seen.append("other")
+        asyncio.get_running_loop().call_soon(other)
+
+    other()
+    sliced = Slices(3)
+    for letter in "abcd":
+        async for item in each([letter], sliced):
+            seen.append(item)
+            if item == "c":
+                sliced.count(2)
+            if item == "d":
+                sliced.count(2)
+    async for item in each("e", sliced):
+        seen.append(item)
+    assert seen == ["other", "a", "b", "c", "other", "d", "other", "e"]
+
+
+async def test_a_slice_of_items_is_over_when_they_take_long() -> None:
+    now_s = [0.0]
+    seen: list[object] = []
+    asyncio.get_running_loop().call_soon(seen.append, "other")
+    async for item in each(range(4), Slices(100, lambda: now_s[0])):
+        seen.append(item)
+        now_s[0] += SLICE_MS / 2000
+    assert seen == [0, 1, "other", 2, 3]
+
+
+async def test_the_items_of_an_iterator_are_taken_one_by_one() -> None:
+    made: list[int] = []
+    async for item in each(made.append(number) or number for number in range(3)):
+        assert made == list(range(item + 1))
 
 
 async def test_results_come_in_order_whoever_is_ready_first() -> None:
@@ -99,7 +134,7 @@ async def test_the_first_failure_is_raised_when_all_are_through() -> None:
     async def work(piece: Sequence[int]) -> None:
         if piece[0] == 3:
             await asyncio.sleep(0)
-            done.append(piece)
+            done.append(list(piece))
         else:
             raise ValueError(piece[0])
 
@@ -136,18 +171,3 @@ async def test_a_loop_that_ends_early_leaves_nothing_to_be_closed() -> None:
     async for _ in each(range(9), 2):
         break
     assert forgotten == []
-
-
-@pytest.mark.parametrize("size", range(10))
-def test_what_is_sorted_in_steps_is_sorted(size: int) -> None:
-    names = [f"{7 * number % 10}{number}" for number in range(size)]
-    with small_slices():
-        assert in_one_go(ordered(names)) == sorted(names)
-
-
-def test_no_step_sorts_many_times_what_a_slice_has() -> None:
-    names = [f"{number * 31 % 9973}" for number in range(8 * CHEAP_SLICE + 1)]
-    steps = ordered(names)
-    # Nine pieces; then five, three, two and one that are merged.
-    assert sum(1 for _ in steps) == 8 + 5 + 3 + 2 + 1
-    assert in_one_go(ordered(names)) == sorted(names)

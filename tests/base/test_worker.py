@@ -17,7 +17,7 @@ import uvloop
 
 from klamm.base import worker
 from klamm.base.worker import Jobs, Worker, WorkerFailed
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from support.one_broker import until
 from support.paths import ROOT, TESTS
 from support.worker_jobs import count, die, echo, fail, mark_steps, pid

@@ -14,7 +14,7 @@ from klamm.broker.requests.security import Operation
 from klamm.broker.start.broker import Broker
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic

@@ -13,7 +13,7 @@ import pytest
 
 from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication import replica_manager
 from klamm.storage.directories import directory_loader, log_manager

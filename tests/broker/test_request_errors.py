@@ -3,9 +3,9 @@
 import pytest
 
 from klamm.broker.request_errors import as_controllers_error, as_kafka_error
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
-from klamm.zookeeper import errors
+from klamm.zookeeper import keeper_exceptions
 
 TIMED_OUT, NOT_CONTROLLER, UNKNOWN = (
     ErrorCode.REQUEST_TIMED_OUT,
@@ -17,12 +17,12 @@ TIMED_OUT, NOT_CONTROLLER, UNKNOWN = (
 @pytest.mark.parametrize(
     ("error", "code", "controllers_code"),
     [
-        (errors.SessionExpired(), TIMED_OUT, NOT_CONTROLLER),
-        (errors.ConnectionLoss(), TIMED_OUT, NOT_CONTROLLER),
-        (errors.ClientClosed(), TIMED_OUT, NOT_CONTROLLER),
+        (keeper_exceptions.SessionExpired(), TIMED_OUT, NOT_CONTROLLER),
+        (keeper_exceptions.ConnectionLoss(), TIMED_OUT, NOT_CONTROLLER),
+        (keeper_exceptions.ClientClosed(), TIMED_OUT, NOT_CONTROLLER),
         # A repetition would be refused, too.
-        (errors.NoAuth("/admin/delete_topics/t"), UNKNOWN, UNKNOWN),
-        (errors.QuotaExceeded("/brokers/topics/t"), UNKNOWN, UNKNOWN),
+        (keeper_exceptions.NoAuth("/admin/delete_topics/t"), UNKNOWN, UNKNOWN),
+        (keeper_exceptions.QuotaExceeded("/brokers/topics/t"), UNKNOWN, UNKNOWN),
         (ZnodeError("/brokers/topics/t", "garbage"), UNKNOWN, UNKNOWN),
         (KafkaError(ErrorCode.INVALID_PARTITIONS, "0"), ErrorCode.INVALID_PARTITIONS, ErrorCode.INVALID_PARTITIONS),
     ],

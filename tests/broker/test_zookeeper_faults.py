@@ -14,12 +14,12 @@ from klamm.base.metrics import Metrics
 from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, SessionExpired
 from klamm.zookeeper.server import sessions
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.metrics import Values

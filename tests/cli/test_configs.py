@@ -27,7 +27,7 @@ from klamm.cli.configs.over_brokers import BrokerConfigs
 from klamm.cli.configs.over_znodes import ZnodeConfigs
 from klamm.cli.configs.views import completed_line
 from klamm.cli.shared.clients import client_in_thread
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.testing import Cluster
 
 # -- entities -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from klamm import __version__
 from klamm.cli import main
 from klamm.cli.cluster.up_view import sentence
 from klamm.cli.shared.options import ClusterOptions
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

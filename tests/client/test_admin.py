@@ -37,7 +37,7 @@ from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.config.definition import ConfigSource
 from klamm.processes.helper import Helper
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,

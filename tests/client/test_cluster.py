@@ -14,7 +14,7 @@ from klamm.net.client import (
     Disconnected,
     NoAnswer,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, response_class
 from support.heartbeats import FAST, heartbeat, heartbeat_response
 from support.scripted_broker import ScriptedBroker

@@ -22,7 +22,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.record.records import (

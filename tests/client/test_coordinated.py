@@ -7,7 +7,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.coordinated import MOST_LISTS, listed
 from klamm.client.fan_out import CoordinatorType
 from klamm.diagnosis.cluster_view import read_cluster
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.scripted_cluster import ScriptedCluster
 

@@ -28,7 +28,7 @@ from klamm.protocol.apis.elect_leaders import ElectLeadersResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, ConfigResourceType, ElectionType, TopicPartition
 from support.processes import free_port
 from support.scripted_cluster import HANG_UP, ScriptedCluster

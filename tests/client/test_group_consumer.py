@@ -19,7 +19,7 @@ from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, O
 from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import TransactionAborted
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import READ_COMMITTED, TopicPartition
 from klamm.simulation.cluster.cluster import SimulatedCluster

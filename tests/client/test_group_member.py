@@ -16,7 +16,7 @@ from klamm.protocol.apis.offset_commit import OffsetCommitResponse
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
 from klamm.protocol.apis.sync_group import SyncGroupResponse
 from klamm.protocol.consumer_protocol import decode_assignment, encode_assignment, encode_subscription
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 

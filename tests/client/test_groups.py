@@ -20,7 +20,7 @@ from klamm.protocol.apis.offset_commit import OffsetCommitResponse
 from klamm.protocol.apis.offset_delete import OffsetDeleteResponse
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
 from klamm.protocol.consumer_protocol import encode_assignment
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 

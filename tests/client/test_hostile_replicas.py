@@ -18,7 +18,7 @@ from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
 from klamm.protocol.apis.fetch import FetchableTopic, FetchResponse, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.apis.metadata import MetadataResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP

@@ -20,7 +20,7 @@ from klamm.client.partitioner import StickyPartitions, murmur2, partition_of_key
 from klamm.client.producer import Producer, ProducerRecord, _ProducerBatch
 from klamm.client.retries import RetryPolicy
 from klamm.net.client import ConnectionOptions
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.vocabulary import ACKS_LEADER, ACKS_NONE

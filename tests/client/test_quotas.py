@@ -23,7 +23,7 @@ from klamm.protocol.apis.alter_client_quotas import AlterClientQuotasResponse
 from klamm.protocol.apis.alter_user_scram_credentials import AlterUserScramCredentialsResponse
 from klamm.protocol.apis.describe_client_quotas import DescribeClientQuotasResponse
 from klamm.protocol.apis.describe_user_scram_credentials import DescribeUserScramCredentialsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ScramMechanism
 from support.scripted_cluster import ScriptedCluster
 

@@ -53,7 +53,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import response_class
 from klamm.protocol.apis.find_coordinator import FindCoordinatorResponse
 from klamm.protocol.apis.metadata import MetadataResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.schema import fields_of
 from klamm.protocol.vocabulary import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from klamm.client.verification.compare import Compared, Difference, DifferenceKind, Differences, Window, compare
 from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import Failed, OutOfRange, PartitionCheck, SetAside, merged
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, parse_header, write_header
 from klamm.protocol.record.records import Record, build_batch

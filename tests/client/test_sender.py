@@ -14,7 +14,7 @@ from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.retries import RetryPolicy
 from klamm.client.sender import MAX_IN_FLIGHT, Sender
 from klamm.net.client import ConnectionOptions
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch
 from klamm.simulation.cluster.cluster import SimulatedCluster

@@ -20,7 +20,7 @@ from klamm.protocol.apis.describe_producers import DescribeProducersResponse
 from klamm.protocol.apis.describe_transactions import DescribeTransactionsResponse
 from klamm.protocol.apis.list_transactions import ListTransactionsResponse
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 

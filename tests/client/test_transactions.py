@@ -28,7 +28,7 @@ from klamm.protocol.apis.end_txn import EndTxnResponse
 from klamm.protocol.apis.init_producer_id import InitProducerIdResponse
 from klamm.protocol.apis.produce import ProduceResponse
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.vocabulary import ACKS_LEADER, TopicPartition

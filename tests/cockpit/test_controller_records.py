@@ -9,7 +9,7 @@ from klamm.access.controller import ControllerAddress
 from klamm.cockpit import story
 from klamm.cockpit.controller_records import ControllerRecords, is_record
 from klamm.cockpit.page_api import Cockpit
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from support.cockpit import Browser, FixedSource
 

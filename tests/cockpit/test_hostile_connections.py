@@ -11,7 +11,7 @@ from klamm.cockpit.safety import HEADERS
 from klamm.cockpit.server import Failure, WebServer, serve
 from klamm.cockpit.source import RECORD
 from klamm.net import http
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from support.cockpit import FixedSource
 
 HOST = b"Host: localhost\r\n"

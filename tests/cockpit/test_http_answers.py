@@ -13,7 +13,7 @@ from klamm.access.http_reading import WrongAnswer
 from klamm.cockpit.live import http_reading
 from klamm.cockpit.live.http_answers import numbers_of, record_of, status_of
 from klamm.cockpit.live.http_reading import read_answer, read_lines
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 NOTHING = {"count": 0, "first": []}
 STATUS: dict[str, Any] = {

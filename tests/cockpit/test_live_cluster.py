@@ -24,8 +24,8 @@ from klamm.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView
 from klamm.net.client import Avoided
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
 from klamm.testing import Cluster
 
 

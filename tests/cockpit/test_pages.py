@@ -20,7 +20,7 @@ from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.protocol import vocabulary
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
 from klamm.testing import Cluster

@@ -6,7 +6,7 @@ import pytest
 
 from klamm.cockpit.live import readings
 from klamm.cockpit.live.readings import LARGE_SHARE, Reading
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 
 async def test_after_a_look_without_an_answer_the_next_one_comes_soon() -> None:

@@ -10,7 +10,7 @@ from klamm.client.admin.reassignments import PartitionReassignment
 from klamm.cockpit import reassignments
 from klamm.cockpit.reassignments import Listed, Reassignments
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from support.cockpit_pages import asker

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.cli import main
 from klamm.net.client import ConnectionOptions, connect
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from support.clusters import KlammBroker, KlammZooKeeper

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.base.slices import in_one_go
 from klamm.controller import coalescing
 from klamm.controller.coalescing import QueuedRequest, coalesce
 from klamm.protocol.api_keys import ApiKey
@@ -16,7 +17,6 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopic,
     LiveLeader,
 )
-from klamm.protocol.primitives import in_one_go
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.base.slices import in_one_go
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.primitives import in_one_go
 from klamm.znodes.topics import LeaderAndIsr
 from support.controller.state_machines import context_with, live_broker, live_brokers
 

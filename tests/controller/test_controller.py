@@ -14,7 +14,7 @@ from klamm.controller.events import (
     TopicDeletionStopReplicaResponseReceived,
 )
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import request_class
 from klamm.protocol.stop_replica import StopReplicaResponse
@@ -23,7 +23,7 @@ from klamm.znodes.cluster import Features, FeatureStatus, encode_controller_epoc
 from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
-from klamm.zookeeper.errors import ClientClosed, SessionExpired
+from klamm.zookeeper.keeper_exceptions import ClientClosed, SessionExpired
 from klamm.zookeeper.messages import CREATOR_ALL_ACL, OPEN_ACL
 from support.controller.scene import FakeBroker, Scene, Sent, playing, proxy_to
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes.brokers import broker_path
 from klamm.znodes.topics import TopicAssignment, topic_path
-from klamm.zookeeper.errors import BadArguments
+from klamm.zookeeper.keeper_exceptions import BadArguments
 from support.controller.scene import playing
 
 

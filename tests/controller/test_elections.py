@@ -12,7 +12,7 @@ from klamm.controller.events import (
 )
 from klamm.controller.leader_election import ElectionResults
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes import requests
 from klamm.znodes.configs import topic_entity

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from klamm.controller.feature_updates import FeatureUpdate, check_update, failed
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.brokers import BrokerRegistration, SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from support.controller.scene import FakeBroker, Scene, playing

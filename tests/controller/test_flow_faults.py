@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from klamm.controller.events import BrokerChange
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ElectionType
 from klamm.znodes import access
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from klamm.controller.events import AutoPreferredReplicaLeaderElection
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.topics import TopicAssignment
 from support.controller.scene import playing

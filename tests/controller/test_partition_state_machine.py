@@ -11,7 +11,7 @@ from klamm.controller.states import PartitionState, StateChangeFailed
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.configs import config_path, encode_config, topic_entity
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path, topic_path
-from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.keeper_exceptions import NoNode
 from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, playing
 
 NEW, ONLINE, OFFLINE, NON_EXISTENT = (

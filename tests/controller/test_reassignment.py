@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from klamm.controller.context import ReplicaAssignment
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import LeaderAndIsr
 from support.controller.reassignment import Stage, hosted, hosting

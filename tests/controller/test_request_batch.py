@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LiveLeader

@@ -14,7 +14,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsResponse
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ConfigResourceType
 from support.scripted_cluster import HANG_UP, ScriptedCluster
 

@@ -19,8 +19,8 @@ from klamm.diagnosis.election_plans import (
     unsettled,
     without_live_leader,
 )
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 P0, P1, P2, P3 = (TopicPartition("t", number) for number in range(4))

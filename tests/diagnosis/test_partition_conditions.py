@@ -12,7 +12,7 @@ from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.election_plans import Loss
 from klamm.diagnosis.partition_conditions import Answer, Condition, PartitionFacts, explain
 from klamm.diagnosis.reasons import Circumstances
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from support.command_lines import called
 

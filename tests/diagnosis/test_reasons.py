@@ -5,7 +5,7 @@ import pytest
 from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.reasons import Circumstances, explained, reasons, replicas_to_ask
 from klamm.diagnosis.topic_descriptions import TopicDescription
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 NO_REPLICA = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 NO_ANSWER = KafkaError(ErrorCode.NETWORK_EXCEPTION, "connection refused")

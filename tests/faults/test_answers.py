@@ -17,7 +17,7 @@ from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchRequest
 from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from support.fetch_messages import fetch_request, to_fetch
 from support.one_broker import Client, batch, running, until, values

@@ -13,7 +13,7 @@ from klamm.faults.commands import DelayAnswers, DisconnectClients, FailAnswers
 from klamm.faults.commands.answers import AnswerFault
 from klamm.faults.request_subjects import GROUPS, ONE_BY_ONE, PARTITIONED, TOPICS, TRANSACTIONAL_IDS, names_all_topics
 from klamm.faults.tally import Tally
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Struct
 from support.odd_requests import Odd, every_version, send_and_receive

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from klamm.faults.entries import BrokerRegistered
 from klamm.processes.helper import Helper
 from klamm.testing.cluster import Cluster
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 from klamm.testing.faults.faults import FaultHandle
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.testing.cluster import Cluster
 from support import group_wire as wire
 from support.committed_offsets import check_no_commit_goes_back, logged_commits

@@ -12,7 +12,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from support.clusters import KlammBroker
 from support.one_broker import Client

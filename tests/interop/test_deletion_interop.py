@@ -20,7 +20,7 @@ from klamm.client.offsets import list_replica_offsets
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.protocol.apis.fetch import FetchRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from support.durability.brokers import ProcessBrokers

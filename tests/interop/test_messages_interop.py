@@ -16,7 +16,7 @@ import pytest
 from klamm.protocol import apis, compiler
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import HAND_WRITTEN, api_of
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from support.control_messages import CONTROL_MESSAGES
 from support.oracles import java_classes_tool

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.json_form import parse_reassignment
 from klamm.cli.reassign.planning.goals import Goal, Racks

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.testing import Cluster
 from support.oracles import RealKafka, RealZooKeeper
 from support.produced_batches import HEADERS, RECORDS, send_all, topic_of

@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import FINAL_EPOCH
 from support.clusters import KlammBroker

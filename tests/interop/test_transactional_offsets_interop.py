@@ -23,7 +23,7 @@ from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.coordinator.groups.group_records import OffsetKey, read_key, read_offset_value
 from klamm.net.client import Connection
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import iterate_batches

@@ -29,7 +29,7 @@ from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import ProducerFenced, TransactionAborted, TransactionManager
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, READ_COMMITTED, TopicPartition

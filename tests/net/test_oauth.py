@@ -22,7 +22,7 @@ from klamm.net.oauth import ENDPOINT, OAuthOptions
 from klamm.net.oauth_tokens import MAX_ANSWER_BYTES, Token, Tokens
 from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions, SecurityError, security_options
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, response_class
 from support.certificates import Authority
 from support.heartbeats import FAST, heartbeat, heartbeat_response

@@ -21,7 +21,7 @@ from klamm.net.client import (
 )
 from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, response_class
 from support.heartbeats import FAST, heartbeat, heartbeat_response
 from support.scripted_broker import ScriptedBroker

@@ -1,49 +1,27 @@
-"""The error codes that an encoder of responses tells, for the metrics of requests."""
+"""How errors name their codes."""
 
-import random
-from collections import Counter
+import pickle
 
 import pytest
 
-from klamm.protocol import messages
-from klamm.protocol.apis import HAND_WRITTEN
-from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey, UnencodableMessage
-from klamm.protocol.schema import fields_of
-from klamm.protocol.stop_replica import StopReplicaResponse
-from support.random_messages import random_message
-
-KEYS = [key for key in ADVERTISED_MAX if key not in HAND_WRITTEN]
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
-def test_an_encoder_tells_the_codes_that_are_counted_in_steps(key: ApiKey) -> None:
-    """Also those in fields that the version leaves out."""
-    rng = random.Random(key)
-    for version in range(ADVERTISED_MIN[key], ADVERTISED_MAX[key] + 1):
-        response = random_message(rng, key, "Response", version)
-        for field in fields_of(type(response)):
-            if field.name == "error_code":
-                response.error_code = 7
-        codes: list[int] = []
-        counts: dict[int, int] = {}
-        messages.encode_response(key, version, 1, response, codes)
-        messages.error_counter(key)(response, counts)
-        assert Counter(codes) == counts
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (ErrorCode.UNKNOWN_LEADER_EPOCH, "UNKNOWN_LEADER_EPOCH (75)"),
+        (3, "UNKNOWN_TOPIC_OR_PARTITION (3)"),
+        (-1, "UNKNOWN_SERVER_ERROR (-1)"),
+        (119, "INVALID_REGISTRATION (119)"),
+        (4711, "unknown error (4711)"),
+    ],
+)
+def test_an_error_code_is_named_with_its_number(code: int, name: str) -> None:
+    assert error_name(code) == name
 
 
-def test_the_codes_of_a_controllers_request_are_told() -> None:
-    codes: list[int] = []
-    messages.encode_response(ApiKey.STOP_REPLICA, 3, 1, StopReplicaResponse(11, {"t": [(0, 56), (1, 56)]}), codes)
-    assert sorted(codes) == [11, 56, 56]
-
-
-def test_a_response_that_cannot_be_encoded_tells_nothing() -> None:
-    response_class = messages.response_class(ApiKey.PRODUCE)
-    topic = response_class.TopicProduceResponse
-    partitions = [topic.PartitionProduceResponse(index=index, error_code=3) for index in (0, 1, 2**40)]
-    codes = [1, 2]
-    with pytest.raises(UnencodableMessage):
-        messages.encode_response(
-            ApiKey.PRODUCE, 9, 1, response_class(responses=[topic(name="t", partition_responses=partitions)]), codes
-        )
-    assert codes == [1, 2]
+def test_an_error_begins_with_the_name_and_number_of_its_code() -> None:
+    assert str(KafkaError(ErrorCode.NOT_CONTROLLER)) == "NOT_CONTROLLER (41)"
+    error = KafkaError(ErrorCode.INVALID_CONFIG, "a=b is not allowed")
+    assert str(error) == str(pickle.loads(pickle.dumps(error))) == "INVALID_CONFIG (40): a=b is not allowed"

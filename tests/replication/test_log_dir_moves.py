@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.replication import log_dir_moves
 from klamm.simulation.machine.disk import SimulatedFileSystem

@@ -16,7 +16,7 @@ from klamm.plugins.replica_selection import (
     ReplicaSelector,
     ReplicaView,
 )
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.read_replicas import ReadReplicas
 from support.replicas import ME, Broker, batch, settle, state, values_in, want

@@ -9,7 +9,7 @@ import pytest
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.fetch import EpochEndOffset
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication import replica_manager, state_changes
@@ -17,7 +17,7 @@ from klamm.replication.fetcher.fetch_state import InitialFetchState
 from klamm.replication.partition.partition import Partition
 from klamm.replication.ports import WrittenIsr
 from klamm.replication.replica_manager import log_config
-from klamm.zookeeper.errors import SessionExpired
+from klamm.zookeeper.keeper_exceptions import SessionExpired
 from support.fetch_messages import to_fetch
 from support.replicas import (
     T0,

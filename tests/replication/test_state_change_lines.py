@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from klamm.base.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch, LogLines
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.spark import arrow
 from klamm.spark.options import OptionError
 from klamm.spark.settings import DataLoss

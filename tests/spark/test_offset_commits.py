@@ -9,7 +9,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.offset_commit import OffsetCommitResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import offset_commits
 from support.scripted_cluster import ScriptedCluster

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Any, NamedTuple
 
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.storage.compaction.cleaner import clean

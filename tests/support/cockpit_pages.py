@@ -22,7 +22,7 @@ from klamm.cockpit.partition_map import PartitionMap, states_of
 from klamm.cockpit.reassignments import Reassignments
 from klamm.diagnosis.cluster_facts import read_facts
 from klamm.net.http import Request
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.znodes.store import KafkaZooKeeper
 from support.cockpit import FixedSource
 

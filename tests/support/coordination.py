@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from klamm.base.environment import Environment
+from klamm.base.slices import in_one_go
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member, OffsetAndMetadata, SyncResult
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.group_records import GroupKey, read_group_value, read_key
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.machine.loop import simulated_loop
 from support.coordinator_logs import MemoryCoordinatorLog

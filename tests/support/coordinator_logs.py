@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Collection, Sequence
 from typing import NamedTuple
 
 from klamm.coordinator.ports import Appended, CoordinatorLog, KeyAndValue, LogBatch, TransactionalProducer
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 
 

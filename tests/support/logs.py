@@ -7,7 +7,7 @@ from typing import Any
 
 from klamm.base.environment import Environment
 from klamm.base.metrics import Histogram
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import iterate_batches

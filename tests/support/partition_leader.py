@@ -7,7 +7,7 @@ from typing import Any
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import NO_SEQUENCE, parse_header
 from klamm.protocol.record.records import decode_records
 from klamm.protocol.vocabulary import ACKS_NONE

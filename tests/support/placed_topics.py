@@ -14,7 +14,7 @@ from klamm.client.verification.compare import Window
 from klamm.client.verification.fetcher import ReplicaFetcher
 from klamm.processes.readiness import wait_for_topic
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import CompressionType

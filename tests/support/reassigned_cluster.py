@@ -16,7 +16,7 @@ from klamm.cli.reassign.throttles import Changes, ConfigKey, broker_of
 from klamm.client.admin.log_dirs import LogDirDescription, ReplicaInfo, TopicPartitionReplica
 from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 BYTES_PER_S = 100

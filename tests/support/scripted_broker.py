@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, cast
 from klamm.net.framing import FrameReader
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import RequestHeader
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 

@@ -9,7 +9,7 @@ from klamm.client.retries import RetryPolicy
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.find_coordinator import FindCoordinatorResponse
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from support.scripted_broker import Asked, ScriptedBroker
 
 HANG_UP = object()

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 
 class Toy:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from klamm.protocol import messages
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records

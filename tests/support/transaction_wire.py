@@ -9,7 +9,7 @@ from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic as
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
 from support.one_broker import Client

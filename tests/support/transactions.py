@@ -10,7 +10,7 @@ from klamm.coordinator.transactions.coordinator import InitProducerIdResult, Tra
 from klamm.coordinator.transactions.ports import MarkerSender, ProducerIds, TransactionMarker
 from klamm.coordinator.transactions.records import read_transaction_key, read_transaction_value
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch, TransactionMetadata
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from support.coordination import Machine, settle
 from support.coordinator_logs import MemoryCoordinatorLog

@@ -15,7 +15,7 @@ from klamm.protocol.vocabulary import NO_LEADER
 from klamm.recording.difference import apply, difference
 from klamm.recording.reader import Recording
 from klamm.testing.cluster import Cluster, failed_clusters
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 
 pytest_plugins = ["pytester"]
 

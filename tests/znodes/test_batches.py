@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from klamm.base.system_environment import SystemEnvironment
 from klamm.znodes import batches
 from klamm.znodes.batches import ControllerMoved
-from klamm.zookeeper import errors, jute, messages
+from klamm.zookeeper import jute, keeper_exceptions, messages
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 from klamm.zookeeper.server import ZooKeeperServer
@@ -37,7 +37,7 @@ def shown(results: list[batches.Result]) -> list[object]:
     """Errors as their class, successes as the version of the znode (None for a deletion, 0 for a creation)."""
     return [
         type(result)
-        if isinstance(result, errors.ZooKeeperError)
+        if isinstance(result, keeper_exceptions.ZooKeeperError)
         else result.stat.version
         if result.stat is not None
         else 0
@@ -82,7 +82,15 @@ async def test_every_operation_has_its_result(tmp_path: Path) -> None:
             Delete("/there"),
         ]
         results = await batches.write(client, some, 0)
-        assert shown(results) == [0, errors.NodeExists, 1, errors.BadVersion, errors.NoNode, errors.NoNode, None]
+        assert shown(results) == [
+            0,
+            keeper_exceptions.NodeExists,
+            1,
+            keeper_exceptions.BadVersion,
+            keeper_exceptions.NoNode,
+            keeper_exceptions.NoNode,
+            None,
+        ]
         assert str(results[1]) == "NODE_EXISTS for /there"
         assert await client.children("/") == ["controller_epoch", "new", "zookeeper"]
         assert await batches.write(client, [], 0) == []
@@ -94,7 +102,7 @@ async def test_what_is_too_large_is_not_sent_and_the_rest_is_done(tmp_path: Path
         scene.chroot = "/" + "c" * 2_000
         async with scene.proxy() as proxy, scene.client(proxy.address) as client:
             some = [Create("/a", b"1"), Create("/b", bytes(1_048_000)), Create("/c", b"3")]
-            assert shown(await batches.write(client, some)) == [0, errors.RequestTooLarge, 0]
+            assert shown(await batches.write(client, some)) == [0, keeper_exceptions.RequestTooLarge, 0]
             assert await client.children("/") == ["a", "c"]
             many = [Create(f"/{number}", b"") for number in range(1_500)]
             assert shown(await batches.write(client, many)) == [0] * 1_500
@@ -109,7 +117,7 @@ async def test_many_operations(tmp_path: Path) -> None:
             f"/{number}" for number in range(5000)
         ]
         results = await batches.write(client, [SetData(f"/{number}", b"", 0) for number in range(5001)])
-        assert shown(results) == [1] * 5000 + [errors.NoNode]
+        assert shown(results) == [1] * 5000 + [keeper_exceptions.NoNode]
 
 
 async def test_nothing_is_written_under_an_old_epoch(tmp_path: Path) -> None:
@@ -122,7 +130,7 @@ async def test_nothing_is_written_under_an_old_epoch(tmp_path: Path) -> None:
         with pytest.raises(ControllerMoved):
             await batches.write(client, [Create("/a", b""), Delete("/a")], 0)
         await client.delete("/controller_epoch")
-        with pytest.raises(errors.NoNode):
+        with pytest.raises(keeper_exceptions.NoNode):
             await batches.write(client, [Delete("/a")], 1)
         assert await client.exists("/a") is not None
 
@@ -133,9 +141,13 @@ CASES: list[tuple[list[MultiOperation], list[object], list[object]]] = [
     ([Create("/new", b"a"), SetData("/two", b"b")], [0, 1], [0, 1]),
     ([Create("/new", None), Create("/new/below", b"")], [0, 0], [0, 0]),
     ([SetData("/one", b"a", 0), Delete("/two")], [1, None], [1, None]),
-    ([SetData("/one", b"a", 7), Delete("/two")], [errors.BadVersion, None], [errors.BadVersion, None]),
+    (
+        [SetData("/one", b"a", 7), Delete("/two")],
+        [keeper_exceptions.BadVersion, None],
+        [keeper_exceptions.BadVersion, None],
+    ),
     # Nothing tells whether it was done: a deletion done twice finds nothing.
-    ([Delete("/one"), Delete("/two")], [errors.NoNode, errors.NoNode], [None, None]),
+    ([Delete("/one"), Delete("/two")], [keeper_exceptions.NoNode, keeper_exceptions.NoNode], [None, None]),
 ]
 
 
@@ -198,7 +210,7 @@ async def test_an_older_znode_with_the_same_content_is_no_witness(tmp_path: Path
         for path in ("/controller_epoch", "/old"):
             await client.create(path, b"")
         assert shown(await lost(proxy, client, [Create("/old", b""), Create("/new", b"")], False)) == [
-            errors.NodeExists,
+            keeper_exceptions.NodeExists,
             0,
         ]
         assert await client.exists("/new") is not None
@@ -212,5 +224,5 @@ async def test_a_lost_session_ends_the_write(tmp_path: Path) -> None:
         proxy.release()
         async with scene.client(session=(client.session_id, client.session_password)):
             pass  # Takes the session over and ends it.
-        with pytest.raises(errors.SessionExpired):
+        with pytest.raises(keeper_exceptions.SessionExpired):
             await writing

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from klamm.base.system_environment import SystemEnvironment
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes import cluster, requests
 from klamm.znodes.access import MAX_ZNODE_BYTES
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
@@ -21,7 +21,7 @@ from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import EpochsUsedUp, KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
-from klamm.zookeeper import errors
+from klamm.zookeeper import keeper_exceptions
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.messages import EventType, Stat
 from klamm.zookeeper.server import ZooKeeperServer
@@ -39,11 +39,11 @@ async def write_states(
     """Makes these the states of the partitions, whatever they were; returns the znodes' versions."""
     anyhow = {key: dataclasses.replace(state, zk_version=-1) for key, state in states.items()}
     versions = await store.update_partition_states(anyhow, None)
-    missing = {key: states[key] for key, version in versions.items() if isinstance(version, errors.NoNode)}
+    missing = {key: states[key] for key, version in versions.items() if isinstance(version, keeper_exceptions.NoNode)}
     versions.update(await store.create_partition_states(missing, None))
     written = {}
     for key, version in versions.items():
-        if isinstance(version, errors.ZooKeeperError):
+        if isinstance(version, keeper_exceptions.ZooKeeperError):
             raise version
         written[key] = version
     return written
@@ -315,16 +315,16 @@ async def test_partition_states(tmp_path: Path) -> None:
         read = await states_of(store, [*keys, ("absent", 0)])
         assert read == states
         assert [state.zk_version for state in read.values()] == [0, 1, 0, 0, 0, 0]
-        with pytest.raises(errors.NoNode):
+        with pytest.raises(keeper_exceptions.NoNode):
             await write_states(store, {("absent", 0): states[keys[0]]})
 
         # As a controller: conditional, and only in its epoch.
         await store.client.create("/controller_epoch", b"1")
         results = await store.update_partition_states(read | {keys[0]: LeaderAndIsr(0, 1, (0,), 1, 7)}, 0)
-        assert isinstance(results[keys[0]], errors.BadVersion)
+        assert isinstance(results[keys[0]], keeper_exceptions.BadVersion)
         assert [results[key] for key in keys[1:]] == [2, 1, 1, 1, 1]
         created = await store.create_partition_states({keys[0]: states[keys[0]], ("u", 9): states[keys[0]]}, 0)
-        assert isinstance(created[keys[0]], errors.NodeExists)
+        assert isinstance(created[keys[0]], keeper_exceptions.NodeExists)
         assert created["u", 9] == 0
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import JuteError, NoNode, ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.framing import FrameSplitter
+from klamm.zookeeper.keeper_exceptions import JuteError, NoNode, ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.messages import OpCode
 
 int32 = st.integers(-(2**31), 2**31 - 1)

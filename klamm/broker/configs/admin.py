@@ -17,7 +17,7 @@ from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.broker.metadata.policies import Policy
 from klamm.config.current import CurrentConfig
 from klamm.plugins.policies import AlterConfigRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType
 from klamm.znodes.configs import broker_entity, topic_entity
 from klamm.znodes.store import KafkaZooKeeper

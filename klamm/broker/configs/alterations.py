@@ -14,7 +14,7 @@ from klamm.config.broker import BrokerConfig, config_key
 from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
 from klamm.config.dynamic import SAFEST_BROKER_VALUES, change_problems, entry_problems, is_password
 from klamm.config.topic import TOPIC_CONFIG_DEF, ContradictoryTopicConfig, TopicConfig
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.protocol.vocabulary import AlterConfigOp, OpType
 

@@ -20,7 +20,7 @@ from klamm.base.tasks import OnFailure, start_task
 from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.errors import NoNode, ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import NoNode, ZooKeeperError
 
 CHANGE_EXPIRATION_MS = 15 * 60 * 1000
 RETRY_BACK_OFF_MS = 1_000

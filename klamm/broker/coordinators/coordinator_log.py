@@ -28,11 +28,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, each
 from klamm.base.tasks import OnFailure
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, TransactionalProducer
-from klamm.protocol.errors import ErrorCode, KafkaError, corrupt_message
+from klamm.protocol.error_codes import ErrorCode, KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType, decompress
 from klamm.protocol.record.record_batch import (
@@ -329,10 +329,8 @@ class CoordinatorLog:
                     raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
                 for position, header in _checked_batches(fetched, offset, end):
                     body = b"" if header.is_control else await self._decompress(fetched.data, position, header)
-                    for batch in _log_batches(fetched.data, position, header, body):
+                    async for batch in each(_log_batches(fetched.data, position, header, body), slices):
                         yield batch
-                        if slices.is_over():
-                            await asyncio.sleep(0)
                 offset = fetched.next_offset
         except KafkaError as error:
             if error.code is not ErrorCode.CORRUPT_MESSAGE:

@@ -21,7 +21,7 @@ from klamm.broker.topics.auto_topic_creation import AutoTopicCreation
 from klamm.broker.topics.topic_admin import NewTopic
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group_metadata_manager import UNKNOWN_PARTITION, partition_for
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, NO_LEADER, TRANSACTION_STATE_TOPIC_NAME
 from klamm.znodes.store import KafkaZooKeeper
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from types import CoroutineType
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, begin
+from klamm.base.slices import Slices, begin, each
 from klamm.base.slices import slices as pieces
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.transactions.ports import TransactionMarker
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker, build_end_transaction_marker
 from klamm.protocol.vocabulary import ACKS_ALL, GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager
@@ -57,11 +57,9 @@ class MarkerAppends:
         """Appends the markers, in slices. For each, the future results of its partitions: NONE once the marker is on
         all in-sync replicas, REQUEST_TIMED_OUT if that takes too long, or why it was not appended."""
         slices = Slices(MARKERS_PER_SLICE, self._loop.time)
-        return [await self._append(marker, slices) for marker in markers]
+        return [await self._append(marker, slices) async for marker in each(markers, slices)]
 
     async def _append(self, marker: TransactionMarker, slices: Slices) -> "asyncio.Future[Codes]":
-        if slices.is_over():
-            await asyncio.sleep(0)
         following = _Following(marker, self._group_coordinator, self._on_failure)
         kind = ControlRecordType.COMMIT if marker.committed else ControlRecordType.ABORT
         batch = build_end_transaction_marker(
@@ -74,9 +72,7 @@ class MarkerAppends:
             unprepared = self._replica_manager.unprepared_logs((*key, None) for key in piece)
             if unprepared:
                 await asyncio.gather(*(log.prepare_append() for log in unprepared))
-            for topic, number in piece:
-                if slices.is_over():
-                    await asyncio.sleep(0)
+            async for topic, number in each(piece, slices):
                 # The log writes the offset into the batch, which then belongs to the log.
                 result = self._replica_manager.append_records(
                     topic, number, memoryview(bytearray(batch)), ACKS_ALL, AppendOrigin.COORDINATOR

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from klamm.broker.request_errors import as_kafka_error
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 
 class ProducerIds:

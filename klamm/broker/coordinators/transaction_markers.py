@@ -11,7 +11,7 @@ What must stay true:
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_slices
 from klamm.broker.coordinators.marker_appends import Codes, MarkerAppends
 from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
@@ -19,7 +19,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, Connector
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
@@ -96,7 +96,7 @@ class TransactionMarkers:
             connector = Connector(self._options, self._max_setup_timeout_ms)
             channel = self._channels[broker_id] = _Channel(connector, self._version)
         request = WriteTxnMarkersRequest(markers=[_entry(marker) for marker in markers])
-        found = await _codes(await channel.send(address, request))
+        found = await in_slices(_codes(await channel.send(address, request)))
         return [
             {key: found.get(one.producer_id, {}).get(key, ErrorCode.NETWORK_EXCEPTION) for key in one.partitions}
             for one in markers
@@ -162,7 +162,7 @@ class _Channel:
             connection.close()
 
 
-async def _codes(response: WriteTxnMarkersResponse) -> Mapping[int, Codes]:
+def _codes(response: WriteTxnMarkersResponse) -> Steps[Mapping[int, Codes]]:
     """The results by producer id. A request has no partition twice for one producer id."""
     found: dict[int, dict[PartitionKey, ErrorCode]] = {}
     slices = Slices(CHEAP_SLICE)
@@ -171,8 +171,8 @@ async def _codes(response: WriteTxnMarkersResponse) -> Mapping[int, Codes]:
         for topic in result.topics:
             for partition in topic.partitions:
                 codes[topic.name, partition.partition_index] = ErrorCode(partition.error_code)
-                if slices.is_over():
-                    await asyncio.sleep(0)
+                if slices.spend():
+                    yield
     return found
 
 

@@ -7,7 +7,7 @@ refused with TOPIC_AUTHORIZATION_FAILED, as in Kafka: clients do not write to th
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from klamm.base.slices import in_slices
+from klamm.base.slices import Steps, in_slices
 from klamm.broker.handlers.by_partition import by_partition, sorted_out
 from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.requests.registry import Request, handler
@@ -18,8 +18,7 @@ from klamm.protocol.apis.add_partitions_to_txn import (
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopicResult,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
 
 Partition = AddPartitionsToTxnTopicResult.AddPartitionsToTxnPartitionResult

@@ -4,13 +4,12 @@ KIP-612).
 Every broker serves it; brokers learn of the change from ZooKeeper. Each entity succeeds or fails on its own.
 """
 
-from klamm.base.slices import each, mapped
+from klamm.base.slices import Steps, each, mapped
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_client_quotas import AlterClientQuotasRequest, AlterClientQuotasResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Entry = AlterClientQuotasRequest.EntryData

@@ -4,13 +4,12 @@ Configs that the request does not name are removed; IncrementalAlterConfigs (key
 broker serves it, but only the named broker alters its own configs.
 """
 
-from klamm.base.slices import in_slices
+from klamm.base.slices import Steps, in_slices
 from klamm.broker.handlers.altered_resources import alter_each, response_of
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
 Resource = AlterConfigsRequest.AlterConfigsResource

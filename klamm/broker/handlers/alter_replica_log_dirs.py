@@ -7,13 +7,12 @@ broker. The present directory of a replica ends its move.
 
 from collections.abc import Mapping
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.broker.handlers.by_partition import by_topic
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 TopicResult = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
@@ -43,11 +42,11 @@ def _directories(request: Request[AlterReplicaLogDirsRequest]) -> Steps[dict[Par
         for topic in directory.topics:
             for number in topic.partitions:
                 directories[topic.name, number] = directory.path
-                if slices.is_over():
+                if slices.spend():
                     yield
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return directories
 

@@ -1,15 +1,15 @@
 """The common part of AlterConfigs and IncrementalAlterConfigs: their resources and the answers for them."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from klamm.base.slices import each, in_slices, mapped
+from klamm.base.slices import Steps, each, in_slices, mapped
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request
 from klamm.protocol.apis.alter_configs import AlterConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 
 # Kafka knows about 250 configs of a broker. It has no such limit, so one request can keep it busy for long.
@@ -69,9 +69,7 @@ async def alter_each(
     return outcomes
 
 
-def response_of(
-    response: type[Response], outcomes: Iterable[tuple[AlteredResource, KafkaError]]
-) -> Generator[None, None, Response]:
+def response_of(response: type[Response], outcomes: Iterable[tuple[AlteredResource, KafkaError]]) -> Steps[Response]:
     """The steps of the answer of either API."""
 
     def answer(altered: tuple[AlteredResource, KafkaError]) -> Any:

@@ -9,7 +9,7 @@ import re
 
 from klamm.broker.requests.registry import Request, handler
 from klamm.protocol.apis.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH
 
 FIRST_VERSION_WITH_SOFTWARE_NAME = 3

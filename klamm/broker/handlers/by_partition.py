@@ -8,10 +8,9 @@ What must stay true:
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from klamm.base.slices import CHEAP_SLICE, Slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.broker.requests.registry import Request
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.schema import Struct
 from klamm.protocol.vocabulary import PartitionKey
 
@@ -28,9 +27,9 @@ def named_partitions(topics: Iterable[tuple[str, Iterable[Named]]]) -> Steps[lis
     for topic, partitions in topics:
         for partition in partitions:
             named.append((topic, partition))
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return named
 
@@ -46,9 +45,9 @@ def by_partition(
         answers.append(_topic(response, name, answered))
         for partition in partitions:
             answered.append(answer(name, partition))
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return answers
 
@@ -69,7 +68,7 @@ def by_topic(
             partitions = answered[name] = []
             topics.append(_topic(response, name, partitions))
         partitions.append(answer)
-        if slices.is_over():
+        if slices.spend():
             yield
     return topics
 
@@ -101,8 +100,8 @@ def sorted_out(
                 refused[topic, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 accepted[topic, number] = accept(partition)
-            if slices.is_over():
+            if slices.spend():
                 yield
-        if slices.is_over():
+        if slices.spend():
             yield
     return refused, accepted

@@ -2,14 +2,14 @@
 
 from typing import Any
 
+from klamm.base.slices import Steps
 from klamm.broker.handlers.by_partition import sorted_out
 from klamm.broker.requests.registry import Request
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Refused = dict[PartitionKey, ErrorCode]

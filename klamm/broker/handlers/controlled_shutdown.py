@@ -7,7 +7,7 @@ are none, or gives up. A broker that asks a former controller gets STALE_CONTROL
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 RemainingPartition = ControlledShutdownResponse.RemainingPartition

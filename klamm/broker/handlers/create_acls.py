@@ -7,7 +7,7 @@ from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import NO_AUTHORIZER, Operation
 from klamm.protocol.apis.create_acls import CreateAclsRequest, CreateAclsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 

@@ -6,15 +6,14 @@ client's controller_mutation_rate; from version 3 on topics beyond it get THROTT
 
 from collections import Counter
 
-from klamm.base.slices import each, in_slices, mapped
+from klamm.base.slices import Steps, each, in_slices, mapped
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.broker.topics.topic_admin import NewPartitions
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 FIRST_STRICT_VERSION = 3

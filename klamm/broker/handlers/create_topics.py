@@ -5,10 +5,9 @@ will exist. Only the controller's broker serves it. Partitions count for the cli
 version 6 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 """
 
-import asyncio
 from collections import Counter
 
-from klamm.base.slices import Slices, each, in_slices, mapped
+from klamm.base.slices import Steps, each, in_slices, mapped
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
@@ -16,8 +15,7 @@ from klamm.broker.topics.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Topic = CreateTopicsResponse.CreatableTopicResult
@@ -57,10 +55,7 @@ async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopi
         ready = created
         if not body.validate_only:
             ready = await services.topic_admin.wait_until_created(created, body.timeout_ms)
-        slices = Slices(TOPICS_PER_SLICE)
-        for one in ready:
-            if slices.is_over():
-                await asyncio.sleep(0)
+        async for one in each(ready, TOPICS_PER_SLICE):
             answers[one.name] = _failed(one.name, one.error) if one.error else _created(request, one)
         return CreateTopicsResponse(topics=[answers[name] for name in names])
 

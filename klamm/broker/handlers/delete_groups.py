@@ -2,12 +2,11 @@
 
 import asyncio
 
-from klamm.base.slices import Slices, in_slices, mapped
+from klamm.base.slices import Slices, Steps, in_slices, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Result = DeleteGroupsResponse.DeletableGroupResult
@@ -31,7 +30,7 @@ async def handle(request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     for name in names:
         if request.allows(name):
             allowed.append(name)
-        if slices.is_over(1 + len(name) // CHARACTERS_PER_PIECE):
+        if slices.spend(1 + len(name) // CHARACTERS_PER_PIECE):
             codes |= request.services.group_coordinator.delete_groups(allowed)
             allowed = []
             await asyncio.sleep(0)

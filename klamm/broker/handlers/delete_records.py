@@ -8,14 +8,13 @@ retention. Records of internal topics, and of topics that are only compacted, ar
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, each, in_slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, ResourceType
 from klamm.replication.replica_manager import DeleteRecordsResult
 
@@ -39,15 +38,13 @@ async def handle(request: Request[DeleteRecordsRequest]) -> AnswerOnly[DeleteRec
     # One result for each partition, however often the request names it: the highest offset counts.
     deleted: dict[PartitionKey, DeleteRecordsResult] = {}
     slices = Slices(DELETIONS_PER_SLICE, asyncio.get_running_loop().time)
-    for topic, wanted in await in_slices(named_partitions(_topics(request.body))):
+    async for topic, wanted in each(await in_slices(named_partitions(_topics(request.body))), slices):
         result = _delete(request, topic, wanted)
         if result.required_offset >= 0:
             first = deleted.setdefault((topic, wanted.partition_index), result)
             first.required_offset = max(first.required_offset, result.required_offset)
             result = first
         results.append(result)
-        if slices.is_over():
-            await asyncio.sleep(0)
 
     async def answer() -> DeleteRecordsResponse:
         await replica_manager.wait_deleted(deleted, request.body.timeout_ms)

@@ -6,14 +6,13 @@ for the client's controller_mutation_rate; from version 5 on topics beyond it ge
 
 from uuid import UUID
 
-from klamm.base.slices import each, mapped
+from klamm.base.slices import Steps, each, mapped
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Result = DeleteTopicsResponse.DeletableTopicResult

@@ -6,7 +6,7 @@ Without an authorizer the answer is SECURITY_DISABLED, as in Kafka.
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import NO_AUTHORIZER, Operation
 from klamm.protocol.apis.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 

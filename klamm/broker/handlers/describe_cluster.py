@@ -6,7 +6,7 @@ Every client may learn the brokers' addresses; only the list of authorized opera
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 

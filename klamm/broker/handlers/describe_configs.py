@@ -6,7 +6,7 @@ describes the default of the cluster (an empty name).
 
 from collections.abc import Mapping, Sequence
 
-from klamm.base.slices import Slices, each, mapped
+from klamm.base.slices import Slices, Steps, each, mapped
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error, outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
@@ -14,8 +14,8 @@ from klamm.broker.topics.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
 Result = DescribeConfigsResponse.DescribeConfigsResult
@@ -63,7 +63,7 @@ def _results(
     results: list[Result] = []
     slices = Slices(RESOURCES_PER_SLICE)
     for resource in resources.values():
-        if slices.is_over():
+        if slices.spend():
             yield
         try:
             if (

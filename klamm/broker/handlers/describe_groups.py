@@ -4,12 +4,11 @@ A group that does not exist is Dead. From version 3 on a client may ask for its 
 that is named more than once is described once: its members may be much larger than its name in the request.
 """
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, mapped
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Group = DescribeGroupsResponse.DescribedGroup
@@ -35,7 +34,7 @@ def handle(request: Request[DescribeGroupsRequest]) -> Steps[DescribeGroupsRespo
     slices = Slices(GROUPS_PER_SLICE)
     for group_id in dict.fromkeys(request.body.groups):
         groups.append((yield from _describe(request, group_id, slices)))
-        if slices.is_over(1 + len(group_id) // CHARACTERS_PER_PIECE):
+        if slices.spend(1 + len(group_id) // CHARACTERS_PER_PIECE):
             yield
     return DescribeGroupsResponse(groups=groups)
 
@@ -58,7 +57,7 @@ def _describe(request: Request[DescribeGroupsRequest], group_id: str, slices: Sl
                 member_assignment=member.assignment,
             )
         )
-        if slices.is_over(1 + (len(member.metadata) + len(member.assignment)) // BYTES_PER_PIECE):
+        if slices.spend(1 + (len(member.metadata) + len(member.assignment)) // BYTES_PER_PIECE):
             yield
     wants_operations = request.body.include_authorized_operations
     return Group(

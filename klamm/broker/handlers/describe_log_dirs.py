@@ -3,13 +3,12 @@
 will replace the one in another directory; its lag is how many offsets it is behind that one.
 """
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.broker.handlers.by_partition import named_partitions
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET, ResourceType
 from klamm.replication.partition.partition import Partition as HostedPartition
 from klamm.storage.log.log import Log
@@ -47,7 +46,7 @@ def handle(request: Request[DescribeLogDirsRequest]) -> Steps[DescribeLogDirsRes
     for directory in manager.directories:
         topics: dict[str, list[Partition]] = {}
         for log in manager.logs_in(directory.path) if directory.is_online else ():
-            if slices.is_over():
+            if slices.spend():
                 yield
             if selected is None or (log.topic, log.partition) in selected:
                 topics.setdefault(log.topic, []).append(_partition(request, log))

@@ -4,14 +4,13 @@ Every replica answers, as in Kafka, so that tools can compare them. A partition 
 once: its state may be much larger than its name in the request.
 """
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, mapped
 from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.describe_producers import DescribeProducersRequest, DescribeProducersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 from klamm.storage.log.producer_state import ProducerEntry
 
@@ -39,7 +38,7 @@ def handle(request: Request[DescribeProducersRequest]) -> Steps[DescribeProducer
         partitions = topics.setdefault(topic.name, {})
         allowed = request.allows(topic.name)
         for number in topic.partition_indexes:
-            if slices.is_over():
+            if slices.spend():
                 yield
             if number in partitions:
                 continue

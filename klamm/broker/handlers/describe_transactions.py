@@ -5,13 +5,12 @@ marker, as far as the client may describe their topics. An id that is named more
 transaction may be much larger than its name in the request.
 """
 
-from klamm.base.slices import CHEAP_SLICE, Slices, mapped
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, mapped
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import TransactionDescription
 from klamm.protocol.apis.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Transaction = DescribeTransactionsResponse.TransactionState
@@ -43,7 +42,7 @@ def handle(request: Request[DescribeTransactionsRequest]) -> Steps[DescribeTrans
     for name in request.body.transactional_ids:
         if name not in transactions:
             transactions[name] = yield from _describe(request, name, looked_at)
-        if described.is_over(1 + len(name) // CHARACTERS_PER_PIECE):
+        if described.spend(1 + len(name) // CHARACTERS_PER_PIECE):
             yield
     return DescribeTransactionsResponse(transaction_states=list(transactions.values()))
 
@@ -60,7 +59,7 @@ def _describe(request: Request[DescribeTransactionsRequest], name: str, slices: 
         answer = topics[topic]
         if answer is not None:
             answer.partitions.append(number)
-        if slices.is_over():
+        if slices.spend():
             yield
     return _transaction(name, found, [topic for topic in topics.values() if topic is not None])
 

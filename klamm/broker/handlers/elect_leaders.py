@@ -7,15 +7,14 @@ no election. Only the controller's broker serves it; it waits until the leaders 
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from klamm.base.slices import each, in_slices
+from klamm.base.slices import Steps, each, in_slices
 from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey, ResourceType
 
 Result = ElectLeadersResponse.ReplicaElectionResult

@@ -11,7 +11,7 @@ from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 FIRST_VERSION_WITH_PRODUCER_FENCED = 2

@@ -3,7 +3,7 @@
 from typing import Any
 
 from klamm.broker.requests.registry import Request
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 
 
 def code_for(request: Request[Any], code: ErrorCode, first_version_with_producer_fenced: int) -> ErrorCode:

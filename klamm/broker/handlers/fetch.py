@@ -12,18 +12,16 @@ follower's high watermark (KIP-392). With `replica.selector.class` the leader na
 should read from, and reads nothing for it.
 """
 
-import asyncio
 from collections.abc import Sequence
 
-from klamm.base.slices import Slices, each, in_slices
+from klamm.base.slices import Slices, Steps, each, in_slices, slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.fetch_session import FetchExchange
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
 from klamm.replication.fetched_records import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE
@@ -81,17 +79,15 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     request.connection.has_read(sum(sizes) + ABORTED_TRANSACTION_BYTES * sum(aborted))
     allowed = iter(results)
     topics: dict[str, FetchableTopic] = {}
-    slices = Slices(PARTITIONS_PER_SLICE)
-    for name, want in exchange.wanted:
-        result = _failed(want, refused[name]) if name in refused else next(allowed)
-        if result.records:
-            services.replica_manager.records_sent(name, want.partition, len(result.records), body.replica_id)
-        if exchange.must_answer(name, result):
-            if name not in topics:
-                topics[name] = FetchableTopic(topic=name, partitions=[])
-            topics[name].partitions.append(result)
-        if slices.is_over():
-            await asyncio.sleep(0)
+    async for piece in slices(exchange.wanted, PARTITIONS_PER_SLICE):
+        for name, want in piece:
+            result = _failed(want, refused[name]) if name in refused else next(allowed)
+            if result.records:
+                services.replica_manager.records_sent(name, want.partition, len(result.records), body.replica_id)
+            if exchange.must_answer(name, result):
+                if name not in topics:
+                    topics[name] = FetchableTopic(topic=name, partitions=[])
+                topics[name].partitions.append(result)
     return FetchResponse(session_id=exchange.session_id, responses=list(topics.values()))
 
 
@@ -115,7 +111,7 @@ def _begin(request: Request[FetchRequest], is_follower: bool) -> Steps[FetchExch
     slices = Slices(PARTITIONS_PER_SLICE)
     for topic in body.topics:
         wanted += [(topic.topic, want) for want in topic.partitions]
-        if slices.is_over(1 + len(topic.partitions)):
+        if slices.spend(1 + len(topic.partitions)):
             yield
     forgotten = yield from named_partitions((topic.topic, topic.partitions) for topic in body.forgotten_topics_data)
     sessions = request.services.fetch_sessions
@@ -139,13 +135,13 @@ def _refused_topics(
     for topic in topics:
         if not request.allows(topic):
             refused[topic] = request.denied
-        if slices.is_over():
+        if slices.spend():
             yield
     if request.version < FIRST_VERSION_WITH_ZSTD:
         for topic, want in wanted:
             if topic not in refused and _is_zstd(request, topic, want.partition):
                 refused[topic] = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-            if slices.is_over():
+            if slices.spend():
                 yield
     return refused
 

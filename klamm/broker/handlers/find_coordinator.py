@@ -9,7 +9,7 @@ from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import NO_BROKER, Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 GROUP = 0

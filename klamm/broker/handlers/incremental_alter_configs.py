@@ -4,7 +4,7 @@ Every broker serves it, but only the named broker alters its own configs. The le
 changed.
 """
 
-from klamm.base.slices import in_slices
+from klamm.base.slices import Steps, in_slices
 from klamm.broker.handlers.altered_resources import alter_each, response_of
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
@@ -12,8 +12,7 @@ from klamm.protocol.apis.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, ResourceType
 
 Resource = IncrementalAlterConfigsRequest.AlterConfigsResource

@@ -12,7 +12,7 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import NO_EPOCH, ResourceType
 

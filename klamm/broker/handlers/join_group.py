@@ -5,13 +5,12 @@ to the largest rebalance timeout of the members. From version 4 on a member firs
 (KIP-394); from 5 on it may be a static one (KIP-345).
 """
 
-from klamm.base.slices import Slices, in_slices, mapped
+from klamm.base.slices import Slices, Steps, in_slices, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import NO_MEMBER_ID, JoinResult
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
-from klamm.protocol.errors import KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Member = JoinGroupResponse.JoinGroupResponseMember
@@ -54,7 +53,7 @@ def _response(request: Request[JoinGroupRequest], result: JoinResult) -> Steps[J
     slices = Slices(MEMBERS_PER_SLICE)
     for member_id, group_instance_id, metadata in result.members:
         members.append(Member(member_id=member_id, group_instance_id=group_instance_id, metadata=metadata))
-        if slices.is_over(1 + len(metadata) // BYTES_PER_PIECE):
+        if slices.spend(1 + len(metadata) // BYTES_PER_PIECE):
             yield
     protocol_name = result.protocol_name
     if protocol_name is None and request.version < FIRST_VERSION_WITHOUT_PROTOCOL:

@@ -4,12 +4,11 @@ The whole request is refused if its controller epoch is stale, or if its broker 
 registration, because it was meant for the broker before its restart (KIP-380). Other errors are answered per partition.
 """
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 

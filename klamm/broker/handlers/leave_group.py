@@ -5,12 +5,11 @@ From version 3 on the answer has an error for each member; before, one error for
 
 from collections.abc import Sequence
 
-from klamm.base.slices import mapped
+from klamm.base.slices import Steps, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ResourceType
 
 Member = LeaveGroupResponse.MemberResponse

@@ -3,11 +3,10 @@
 A client that may not describe the cluster gets only the groups that it may describe.
 """
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Group = ListGroupsResponse.ListedGroup
@@ -25,6 +24,6 @@ def handle(request: Request[ListGroupsRequest]) -> Steps[ListGroupsResponse]:
             listed.append(
                 Group(group_id=group.group_id, protocol_type=group.protocol_type or "", group_state=group.state)
             )
-        if slices.is_over():
+        if slices.spend():
             yield
     return ListGroupsResponse(error_code=code, groups=listed)

@@ -7,13 +7,12 @@ gets the log's end, too, and followers answer it.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from klamm.base.slices import each, in_slices
+from klamm.base.slices import Steps, each, in_slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,

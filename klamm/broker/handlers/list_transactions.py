@@ -3,12 +3,11 @@
 Kafka 2.8 does not have it; tools of Kafka 3.0 and later ask for it. The client gets the ids that it may describe.
 """
 
-from klamm.base.slices import mapped
+from klamm.base.slices import Steps, mapped
 from klamm.broker.requests.registry import Request, handler, long_answer
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.coordinator import ListedTransaction
 from klamm.protocol.apis.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 
 Transaction = ListTransactionsResponse.TransactionState

@@ -8,14 +8,13 @@ with version 12, which Kafka 2.8 does not have.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from klamm.base.slices import Slices, each, mapped
+from klamm.base.slices import Slices, Steps, each, mapped
 from klamm.broker.metadata.metadata_cache import MetadataSnapshot
 from klamm.broker.requests.registry import NO_BROKER, Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.broker.topics.topic_admin import NewTopic, validate_topic_name
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
 
@@ -148,7 +147,7 @@ def _topics(
     topics: list[Topic] = []
     slices = Slices(PARTITIONS_PER_SLICE)
     for name, code in codes.items():
-        if slices.is_over():
+        if slices.spend():
             yield
         known = snapshot.topics.get(name)
         if known is None:
@@ -157,7 +156,7 @@ def _topics(
         partitions = []
         for number, partition in known.items():
             partitions.append(_partition(request, snapshot, number, partition))
-            if slices.is_over():
+            if slices.spend():
                 yield
         topics.append(_known(request, snapshot, name, partitions))
     return topics

@@ -7,14 +7,13 @@ offsets in ZooKeeper, and no client of the last ten years uses it.
 
 from collections.abc import Callable
 
-from klamm.base.slices import in_slices
+from klamm.base.slices import Steps, in_slices
 from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.handlers.committed_offsets import committed_offsets
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Topic = OffsetCommitResponse.OffsetCommitResponseTopic

@@ -3,12 +3,12 @@
 Offsets of topics to which a member subscribes stay, with GROUP_SUBSCRIBED_TO_TOPIC.
 """
 
+from klamm.base.slices import Steps
 from klamm.broker.handlers.by_partition import by_topic, sorted_out
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Topic = OffsetDeleteResponse.OffsetDeleteResponseTopic

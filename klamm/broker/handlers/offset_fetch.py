@@ -7,14 +7,13 @@ ZooKeeper, is not served.
 
 from collections.abc import Iterable, Sequence
 
-from klamm.base.slices import in_slices, slices
+from klamm.base.slices import Steps, in_slices, slices
 from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, UNKNOWN_OFFSET, PartitionKey, ResourceType
 

@@ -6,12 +6,12 @@ to act in the cluster, as followers are, needs no authorization for the topics.
 
 from collections.abc import Callable
 
+from klamm.base.slices import Steps
 from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 Wanted = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, each, mapped
 from klamm.base.slices import slices as pieces
 from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.requests.registry import Request, handler
@@ -22,8 +22,7 @@ from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compiler import is_large
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.record.record_batch import is_transactional, is_zstd
 from klamm.protocol.record.record_walk import MAX_NAMED_RECORDS
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, INTERNAL_TOPICS, ResourceType
@@ -77,7 +76,7 @@ def handle(request: Request[ProduceRequest]) -> object:
             if result.has_waited_for_disk:
                 request.connection.end_slice()
                 break
-            if slices is not None and slices.is_over():
+            if slices is not None and slices.spend():
                 break
     except LargeBatch:
         pass
@@ -147,9 +146,7 @@ async def _append_with_pauses(
     try:
         async for piece in pieces(batches, CHECKS_PER_SLICE):
             await asyncio.gather(*(log.prepare_append() for log in replica_manager.unprepared_logs(piece)))
-        for topic, number, records in batches[len(appended) :]:
-            if slices.is_over():
-                await asyncio.sleep(0)
+        async for topic, number, records in each(batches[len(appended) :], slices):
             # Others that waited with this request may have appended first.
             for log in replica_manager.unprepared_logs([(topic, number, records)]):
                 await log.prepare_append()

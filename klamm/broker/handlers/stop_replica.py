@@ -6,7 +6,7 @@ Stale controller and broker epochs are refused as in LeaderAndIsr.
 from klamm.base.slices import each
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.vocabulary import ResourceType
 

@@ -9,7 +9,7 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.groups.group import SyncResult
 from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 FIRST_VERSION_WITH_PROTOCOL = 5

@@ -6,15 +6,14 @@ itself. From version 3 on the client says which member of the group it is (KIP-4
 
 from collections.abc import Callable
 
-from klamm.base.slices import in_slices
+from klamm.base.slices import Steps, in_slices
 from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.handlers.committed_offsets import committed_offsets
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Committed = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition

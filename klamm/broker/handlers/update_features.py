@@ -10,7 +10,7 @@ from klamm.broker.requests.security import Operation
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureUpdate, failed
 from klamm.protocol.apis.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType
 
 

@@ -7,7 +7,7 @@ marker for those that have failed.
 
 from collections.abc import Sequence
 
-from klamm.base.slices import CHEAP_SLICE, Slices, each, in_slices
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, each, in_slices
 from klamm.broker.coordinators.marker_appends import Codes
 from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
@@ -15,8 +15,7 @@ from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.net.exchange import AnswerOnly
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Result = WriteTxnMarkersResponse.WritableTxnMarkerResult
@@ -29,7 +28,7 @@ def error_response(request: Request[WriteTxnMarkersRequest], error: KafkaError) 
     slices = Slices(CHEAP_SLICE)
     for marker in request.body.markers:
         failed.append(dict.fromkeys((yield from _partitions(marker)), error.code))
-        if slices.is_over():
+        if slices.spend():
             yield
     return (yield from _response(request.body, failed))
 
@@ -69,7 +68,7 @@ def _response(body: WriteTxnMarkersRequest, results: Sequence[Codes]) -> Steps[W
     slices = Slices(CHEAP_SLICE)
     for marker, codes in zip(body.markers, results, strict=True):
         by_producer.setdefault(marker.producer_id, {}).update(codes)
-        if slices.is_over(1 + len(codes)):
+        if slices.spend(1 + len(codes)):
             yield
     answers = []
     for producer_id, codes in by_producer.items():

@@ -11,7 +11,7 @@ from klamm.base.purgatory import DelayedOperation, Purgatory
 from klamm.base.slices import each
 from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.controller.controller import KafkaController
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 
 

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.config.listeners import SECURITY_PROTOCOLS
-from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
@@ -128,7 +127,7 @@ class MetadataCache:
         slices = Slices(PARTITIONS_PER_SLICE)
         for changes in request.topics:
             topic = changes.topic
-            if slices.is_over(len(changes.partitions)):
+            if slices.spend(len(changes.partitions)):
                 yield
             merged = dict(topics.get(topic, {}))
             if changes.topic_id is not None and ids.get(topic) not in (None, changes.topic_id):

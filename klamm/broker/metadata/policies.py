@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 from klamm.base.environment import Environment
 from klamm.base.tasks import OnFailure, start_task
 from klamm.plugins.policies import PolicyViolation
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 R = TypeVar("R")
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from klamm.base.environment import Environment
 from klamm.base.metrics import Histogram, MetricKind, MetricName, Metrics
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Steps
 
 LOOP_LAG: Final = MetricName("klamm", "EventLoop", "LagMs")
 LOOP_LONGEST_LAG: Final = MetricName("klamm", "EventLoop", "LongestLagMs")

@@ -26,7 +26,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from klamm.base.metrics import QUANTILES, Distribution, Metric, MetricKind, MetricName, Metrics
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Steps
 
 # The content type that Prometheus requests.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

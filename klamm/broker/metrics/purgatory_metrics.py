@@ -10,7 +10,7 @@ from typing import Any
 
 from klamm.base.metrics import MetricName, Metrics
 from klamm.base.purgatory import Purgatory
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Steps
 
 
 def register_expired_fetches(metrics: Metrics, purgatories: Mapping[str, Purgatory[Any]]) -> None:

@@ -12,7 +12,7 @@ from klamm.broker.quotas.alterations import Operations, altered, checked_entity
 from klamm.broker.quotas.entities import IP, Named, entity_of, entity_path, stored_values
 from klamm.broker.quotas.filters import QuotaFilter
 from klamm.net.addresses import addresses_of
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named, can_be_stored, quotas_of
 from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 # A quota of a whole number may be sent as a double that is as near to it as this.
 EPSILON = 1e-6

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named, can_be_stored
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
 class MatchType(IntEnum):

@@ -15,7 +15,7 @@ from klamm.base.rates import SampledRate, TokenBucket
 from klamm.broker.quotas.bounds import QuotaTags
 from klamm.broker.quotas.rate_quota import MAX_THROTTLE_MS
 from klamm.broker.quotas.sensors import METRIC_SAMPLES, METRIC_WINDOW_MS, ClientQuota, Sensor
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
 class MutationSensor(Sensor):

@@ -16,7 +16,7 @@ from klamm.config.versions import ApiVersion
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, FinalizedFeatures, incompatible_features
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 SUPPORTED_FEATURES: Mapping[str, SupportedVersions] = {}
 """What brokers of this version support: Kafka 2.8 has no features yet."""

@@ -13,7 +13,7 @@ from klamm.base.environment import Environment
 from klamm.broker.metadata.metadata_cache import Endpoint
 from klamm.broker.registration.session_file import read_sessions, write_sessions
 from klamm.config.versions import ApiVersion
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes import brokers as znodes
 from klamm.znodes.brokers import BrokerRegistration

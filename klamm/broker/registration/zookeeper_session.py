@@ -23,7 +23,7 @@ from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State, ZooKeeperClient
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 RENEWAL_BACK_OFF_MS = 100
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from klamm.broker.requests.request_metrics import ApiStatistics, VersionStatistics
 from klamm.broker.requests.security import Operation
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 

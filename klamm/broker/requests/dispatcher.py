@@ -17,7 +17,7 @@ from functools import partial
 from types import CoroutineType, GeneratorType
 from typing import Any, TypeVar
 
-from klamm.base.slices import begin, in_slices
+from klamm.base.slices import Steps, begin, in_slices
 from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.requests.api import Api, CountedApi
@@ -29,9 +29,9 @@ from klamm.net.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Res
 from klamm.net.server_connection import ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame, UnencodableMessage
-from klamm.protocol.primitives import Buffer, Steps
+from klamm.protocol.primitives import Buffer
 
 T = TypeVar("T")
 

@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 
 from klamm.base.environment import Random
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices, mapped
+from klamm.base.slices import Slices, Steps, mapped
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.schema import Size
 from klamm.protocol.vocabulary import (
     FINAL_EPOCH,
@@ -217,12 +216,12 @@ class FetchSessionCache:
             else:
                 session.partitions[topic, want.partition] = _CachedPartition(want)
                 self._count(session, 1)
-            if slices.is_over():
+            if slices.spend():
                 yield
         for key in forgotten:
             if session.partitions.pop(key, None) is not None:
                 self._count(session, -1)
-            if slices.is_over():
+            if slices.spend():
                 yield
         # A copy: another connection may use the session meanwhile.
         kept = list(session.partitions.items())
@@ -239,7 +238,7 @@ class FetchSessionCache:
         slices = Slices(PARTITIONS_PER_SLICE)
         for topic, want in wanted:
             partitions[topic, want.partition] = _CachedPartition(want)
-            if slices.is_over():
+            if slices.spend():
                 yield
         self._forget_abandoned()
         if not self._make_room(is_follower, len(partitions)) or not self._make_slot(is_follower, len(wanted)):

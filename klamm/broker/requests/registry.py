@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from klamm.base.slices import Steps
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.quotas.request_quota import RequestQuota
 from klamm.broker.request_errors import outcome
@@ -15,9 +16,8 @@ from klamm.broker.requests.api import Api, CountedApi
 from klamm.broker.requests.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.requests.services import Services
 from klamm.net.server_connection import ServerConnection
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, response_class
-from klamm.protocol.primitives import Steps
 from klamm.protocol.schema import Answered, Struct, fields_of
 from klamm.protocol.vocabulary import ResourceType
 

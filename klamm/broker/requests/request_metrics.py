@@ -30,11 +30,11 @@ from operator import itemgetter
 from typing import Any
 
 from klamm.base.metrics import QUANTILES, RESERVOIR_SIZE, Distribution, MetricName, Metrics, quantiles_of
+from klamm.base.slices import Steps
 from klamm.net.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Exchange, Measurements
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 
 # This many requests are sorted in together.
 TOGETHER = MOST_AT_ONCE

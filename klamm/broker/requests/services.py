@@ -27,7 +27,7 @@ from klamm.config.current import CurrentConfig
 from klamm.controller.controller import KafkaController
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.transactions.coordinator import TransactionCoordinator
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.storage.directories.log_manager import LogManager

@@ -13,14 +13,14 @@ from klamm.broker.registration.registration import Registrar
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError, ConnectionOptions, NotSent, connect
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 CONTROLLER_LOOKUP_BACK_OFF_MS = 50
 # A reachable ZooKeeper answers in milliseconds.

@@ -22,7 +22,7 @@ from klamm.broker.start.listeners import Listeners
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 RETRY_BACK_OFF_MS = 1_000
 

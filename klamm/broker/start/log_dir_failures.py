@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from klamm.base.tasks import OnFailure, start_task
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 REPORT_BACK_OFF_MS = 1_000
 

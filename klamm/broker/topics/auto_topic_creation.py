@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from klamm.base.tasks import OnFailure, start_task
 from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.topics.topic_admin import NewTopic, TopicAdmin
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 # How long a client waits for the writes of the creations that it causes. A reachable ZooKeeper takes milliseconds.
 ANSWER_WITHIN_MS = 500

@@ -7,8 +7,7 @@ neighbours are in different racks, and a broker is skipped while its rack has a 
 
 from collections.abc import Mapping, Sequence
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps
+from klamm.base.slices import Slices, Steps
 
 
 class InvalidReplicationFactor(ValueError):
@@ -61,7 +60,7 @@ def assign_replicas(
             if racks is None or _brings_a_rack(candidate, replicas, racks):
                 replicas.append(candidate)
         assignment[partition] = replicas
-        if slices.is_over(1 + step):
+        if slices.spend(1 + step):
             yield
     return assignment
 

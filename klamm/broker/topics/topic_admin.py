@@ -27,7 +27,7 @@ from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
 from klamm.config.versions import ApiVersion
 from klamm.plugins.policies import NewTopicRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name

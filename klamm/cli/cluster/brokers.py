@@ -11,7 +11,7 @@ from klamm.cli.shared.clients import exit_incomplete
 from klamm.cli.shared.options import Commands, TimedOptions
 from klamm.cli.shared.output import TABS
 from klamm.diagnosis.cluster_facts import ClusterFacts, read_facts
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 app = Commands("List, describe and empty brokers.")
 

@@ -12,7 +12,7 @@ import typer
 from klamm.base.words import address_text
 from klamm.cli.shared.options import ZooKeeperOptions
 from klamm.cli.shared.output import print_line
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

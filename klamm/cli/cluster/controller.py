@@ -34,7 +34,7 @@ from klamm.cli.shared.options import ClusterOptions, Commands
 from klamm.cli.shared.output import TABS, print_line, stream_line
 from klamm.diagnosis.cluster_view import joined
 from klamm.diagnosis.controller_records import record_text
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 app = Commands("Watch the controller, or move it.")
 

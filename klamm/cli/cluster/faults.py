@@ -19,7 +19,7 @@ import typer
 from klamm.cli.shared.clients import AsJson
 from klamm.cli.shared.options import Commands
 from klamm.cli.shared.output import print_line, print_lines, stream_line
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 if TYPE_CHECKING:
     from klamm.faults.commands import Command

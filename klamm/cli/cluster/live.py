@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from klamm.base.visible import visible
 from klamm.cli.shared.output import print_line, stream_line
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 REFRESH_EVERY_S: Final = 1.0
 

@@ -18,7 +18,7 @@ from klamm.base.words import address_text
 from klamm.cli.cluster import metric_views as views
 from klamm.cli.cluster.controller import ControllerOptions
 from klamm.cli.cluster.live import watch as watch_live
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -19,7 +19,7 @@ import typer
 from klamm.access.zookeeper import SESSION_TIMEOUT_MS
 from klamm.cli.shared.options import ZooKeeperOptions
 from klamm.cli.shared.output import print_line
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -76,7 +76,7 @@ async def _record(connect: str, file: "BinaryIO", seconds: float | None) -> int:
     from klamm.recording.ordering import Ordering
     from klamm.recording.writer import RecordingWriter
     from klamm.znodes.watch import Znode, ZnodeWatch
-    from klamm.zookeeper.errors import ZooKeeperError
+    from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
     environment = SystemEnvironment(blocking_workers=1)
     now_ms = environment.now_ms

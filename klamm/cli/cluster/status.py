@@ -12,7 +12,7 @@ from klamm.cli.shared.clients import ClientInThread
 from klamm.cli.shared.options import TimedOptions
 from klamm.diagnosis.cluster_facts import KLAMM, ClusterFacts, read_facts
 from klamm.diagnosis.health import Finding, diagnose, is_healthy
-from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
 
 # The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
 CONTROLLER_TIMEOUT_S: Final = 2.0

@@ -27,9 +27,9 @@ from klamm.config.broker import BrokerConfig, unknown_key_problem
 from klamm.config.definition import ConfigError
 from klamm.config.listeners import Listener
 from klamm.config.properties import format_properties
-from klamm.processes.errors import ToolError, describe_os_error
 from klamm.processes.local_cluster import HOST, ZOOKEEPER, LocalCluster, Plan, listeners_of
 from klamm.processes.supervisor import ServerFailed, ServerProcess
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 REFRESH_S = 1.0
 

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from klamm.faults.local_cluster import ClusterUnderFaults
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 
 class UpCluster(ClusterUnderFaults):

@@ -11,7 +11,7 @@ from klamm.cli.configs.entities import DEFAULT, IPS, Entity
 from klamm.config.definition import ConfigError
 from klamm.config.quotas import CLIENT_QUOTAS, IP_QUOTAS
 from klamm.net.scram import MIN_ITERATIONS
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import ScramMechanism
 
 SCRAM: Final = {mechanism.mechanism_name: mechanism for mechanism in ScramMechanism}

@@ -45,8 +45,8 @@ from klamm.client.admin.scram_credentials import (
 from klamm.client.admin.topics import describe_topics
 from klamm.config.definition import ConfigSource, ConfigType, format_value
 from klamm.net.client import UnsupportedVersion
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from klamm.config.dynamic import entry_problems, is_password
 from klamm.config.throttles import BROKER_THROTTLES
 from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems
 from klamm.net.scram import credential
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.znodes.configs import DEFAULT_ENTITY, desanitize, encode_scram_credential, sanitize
 from klamm.znodes.topics import is_legal_topic_name
 

@@ -22,7 +22,7 @@ from klamm.diagnosis.election_plans import (
     unsettled,
     without_live_leader,
 )
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 LOOK_EVERY_S: Final = 0.1

@@ -14,7 +14,7 @@ from klamm.cli.shared.confirm import Yes, confirm
 from klamm.cli.shared.options import ClusterOptions, Commands, ZooKeeperOptions
 from klamm.cli.shared.output import print_line
 from klamm.diagnosis.election_plans import DEFAULT_MAX_LAG
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
+from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.diagnosis.cluster_view import ClusterView, read_cluster
 from klamm.diagnosis.election_plans import PartitionLogEnds
 from klamm.diagnosis.log_ends import replica_ends
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 
 

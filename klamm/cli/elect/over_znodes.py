@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from klamm.diagnosis.cluster_view import ClusterView, read_znodes
 from klamm.diagnosis.election_plans import PartitionLogEnds, preferred_plan
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.znodes.requests import PREFERRED_REPLICA_ELECTION_PATH
 from klamm.znodes.store import KafkaZooKeeper

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import typer
 
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKNOWN_OFFSET, TopicPartition
 
 # Kafka's CSV library quotes every longer text, and shorter texts that have a character up to the comma.

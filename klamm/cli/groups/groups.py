@@ -38,8 +38,8 @@ from klamm.cli.shared.clients import ClientInThread
 from klamm.cli.shared.options import Commands, TimedOptions, Watch
 from klamm.cli.shared.output import data_output, print_line
 from klamm.diagnosis.groups import PartitionRow, members_value, partition_rows, state_value
-from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 
 if TYPE_CHECKING:

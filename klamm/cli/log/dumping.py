@@ -22,8 +22,8 @@ from klamm.cli.shared.output import print_line, print_lines, stream_line
 from klamm.cli.shared.read_only_files import READ_ONLY
 from klamm.config.properties import PropertiesError, parse_properties
 from klamm.coordinator.record_texts import Decode
-from klamm.processes.errors import EXIT_FAILED, EXIT_OK, describe_os_error
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_OK, describe_os_error
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import NO_SEQUENCE, BatchHeader, advance_sequence, crc_matches
 from klamm.protocol.record.records import Record, decode_end_transaction_marker, decode_records

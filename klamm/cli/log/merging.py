@@ -18,7 +18,7 @@ import typer
 from klamm.base.system_environment import SystemFileSystem
 from klamm.cli.shared.output import data_output, print_line, print_lines, stream_line
 from klamm.cli.shared.patterns import expression
-from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_OK, ToolError
 from klamm.state_changes import story as stories
 from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, FORM, Said, first_partition, names, parse

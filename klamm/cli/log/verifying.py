@@ -22,7 +22,7 @@ from klamm.base.words import counted
 from klamm.cli.shared.output import print_line
 from klamm.cli.shared.patterns import expression
 from klamm.config.properties import PropertiesError, parse_properties
-from klamm.processes.errors import (
+from klamm.processes.tool_errors import (
     EXIT_FAILED,
     EXIT_INCOMPLETE,
     EXIT_OK,
@@ -30,7 +30,7 @@ from klamm.processes.errors import (
     describe_os_error,
     unverified_after_errors,
 )
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.checkpoints import (

@@ -22,7 +22,7 @@ from klamm.cli.shared.clients import AsJson, client_in_thread
 from klamm.cli.shared.files import check_result_file
 from klamm.cli.shared.options import DEFAULT_BOOTSTRAP, BootstrapServer, ClusterOptions, Commands
 from klamm.cli.shared.output import print_line
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -311,7 +311,7 @@ def session(
     except ImportError as error:
         raise ToolError(f"pipelines need PySpark ({error}); install it with pip install 'klamm[spark]'") from None
     from klamm.net.client import ClientError
-    from klamm.protocol.errors import KafkaError
+    from klamm.protocol.error_codes import KafkaError
     from klamm.spark.pipelines.replay import ReplayError
     from klamm.spark.settings import DataLoss
 

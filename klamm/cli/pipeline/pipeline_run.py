@@ -19,7 +19,7 @@ import typer
 
 from klamm.cli.pipeline.pipeline import Master, Remote, session, tell
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.processes.errors import EXIT_INTERRUPTED, ToolError
+from klamm.processes.tool_errors import EXIT_INTERRUPTED, ToolError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

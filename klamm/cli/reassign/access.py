@@ -20,7 +20,7 @@ from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.cluster import ClusterClient
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_view import read_cluster, read_znodes
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, TopicPartition
 from klamm.znodes.store import KafkaZooKeeper
 

@@ -25,7 +25,7 @@ from klamm.cli.shared import interrupts
 from klamm.cli.shared.confirm import Yes
 from klamm.cli.shared.options import Commands
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.access import Access

@@ -17,7 +17,7 @@ from klamm.cli.reassign.options import DecommissionOptions, Reached
 from klamm.cli.reassign.running import read_all, run_plan, state_of
 from klamm.cli.shared.files import check_result_file
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.processes.errors import EXIT_FAILED
+from klamm.processes.tool_errors import EXIT_FAILED
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.planning.goals import Goal

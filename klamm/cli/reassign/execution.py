@@ -55,8 +55,8 @@ from klamm.cli.reassign.throttles import (
     wanted_configs,
 )
 from klamm.net.client import ClientError
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 SETTLE_S: Final = 20.0

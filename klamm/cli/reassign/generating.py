@@ -16,7 +16,7 @@ from klamm.cli.reassign.options import Reached
 from klamm.cli.shared.clients import exit_incomplete
 from klamm.cli.shared.files import check_result_file
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, ToolError
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.planning.goals import Goal, Racks

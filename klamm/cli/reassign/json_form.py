@@ -16,7 +16,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, Final, NoReturn
 
 from klamm.cli.reassign.planning.model import ANY_LOG_DIR, Placement, anywhere
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 VERSION: Final = 1

@@ -16,7 +16,7 @@ from klamm.cli.reassign.steps import ClusterMoment
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 # The controller may accept a partition later that it refuses with one of these.

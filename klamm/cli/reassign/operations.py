@@ -13,8 +13,8 @@ from klamm.cli.reassign.steps import ClusterMoment
 from klamm.cli.reassign.throttles import broker_entity, broker_of, clearing, wanted_configs
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.diagnosis.cluster_view import ClusterView, joined
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
 
 Placements = Mapping[TopicPartition, Placement]

@@ -15,7 +15,7 @@ from klamm.access.zookeeper import run_with_zookeeper
 from klamm.cli.shared.clients import client_in_thread
 from klamm.cli.shared.confirm import Yes
 from klamm.cli.shared.options import ZooKeeperOptions
-from klamm.processes.errors import EXIT_INCOMPLETE
+from klamm.processes.tool_errors import EXIT_INCOMPLETE
 
 if TYPE_CHECKING:
     from klamm.cli.reassign.access import Access

@@ -24,7 +24,7 @@ from klamm.cli.shared import interrupts
 from klamm.cli.shared.clients import ended_by_sigterm
 from klamm.cli.shared.confirm import confirm
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.processes.errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INTERRUPTED, ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from klamm.cli.reassign.throttles import (
     to_set,
 )
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 FIRST_LOOKS_EVERY_S: Final = 0.1
 LOOKS_EVERY_S: Final = 1.0

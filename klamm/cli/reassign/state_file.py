@@ -28,7 +28,7 @@ from klamm.cli.reassign.json_form import format_reassignment, parse_object
 from klamm.cli.reassign.planning.model import Move, Placement
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.reassign.throttles import ConfigKey, Setting, handed_over, listed_replicas
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 VERSION: Final = 1
 LOCK_TRIED_EVERY_S: Final = 0.1

@@ -21,8 +21,8 @@ from klamm.cli.shared.clients import ended_by_sigterm
 from klamm.cli.shared.options import ClusterOptions, TopicName
 from klamm.cli.shared.output import data_output, print_line, print_lines
 from klamm.cli.shared.text import RecordFormat, parse_separator, record_json
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
+from klamm.protocol.error_codes import KafkaError
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient

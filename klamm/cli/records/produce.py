@@ -24,7 +24,7 @@ from klamm.cli.shared.clients import client_in_thread, ended_by_sigterm
 from klamm.cli.shared.options import ClusterOptions, TopicName, check_transactional_id
 from klamm.cli.shared.output import print_line
 from klamm.cli.shared.text import BadRecord, parse_record, parse_separator, split_records
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
+from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
@@ -211,7 +211,7 @@ class Lines:
     async def send(self, lines: Sequence[bytes]) -> None:
         """Sends a record for each line, up to the first that cannot be sent, as soon as there is room for them."""
         from klamm.client.producer import ProducerRecord
-        from klamm.protocol.errors import KafkaError
+        from klamm.protocol.error_codes import KafkaError
 
         for line in lines:
             try:
@@ -247,7 +247,7 @@ class Lines:
     async def _end_transaction(self, producer: "TransactionalProducer") -> None:
         from klamm.client.transactions import ProducerEnded, TransactionAborted
         from klamm.net.client import ClientError
-        from klamm.protocol.errors import KafkaError
+        from klamm.protocol.error_codes import KafkaError
 
         if not self.stopped:
             try:

@@ -25,8 +25,8 @@ from klamm.cli.shared.confirm import Yes, confirm
 from klamm.cli.shared.options import Commands, PatientOptions, TopicName, check_transactional_id
 from klamm.cli.shared.output import TABS, print_line
 from klamm.cli.shared.patterns import expression
-from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INCOMPLETE, ToolError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 if TYPE_CHECKING:

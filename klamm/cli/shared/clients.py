@@ -11,8 +11,8 @@ import typer
 
 from klamm.access.clients import cluster_errors, gap_text, reach_cluster, silence_text
 from klamm.cli.shared.output import print_line
-from klamm.processes.errors import EXIT_INCOMPLETE
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import EXIT_INCOMPLETE
+from klamm.protocol.error_codes import KafkaError
 
 if TYPE_CHECKING:
     import asyncio

@@ -12,7 +12,7 @@ import typer
 from klamm.base.visible import visible
 from klamm.cli.shared import interrupts
 from klamm.cli.shared.output import print_line, print_lines
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Make the changes without asking.")]
 Force = Annotated[bool, typer.Option("--force", help="The same as --yes, as Kafka's tool has it.")]

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol, TextIO
 
 from klamm.base.visible import visible
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 TABS: Final = "\t"
 """For `keep`: the lines have parts with tabs between them."""

@@ -33,8 +33,8 @@ from klamm.cli.topics.plans import (
     question,
 )
 from klamm.cli.topics.selection import Selection, select
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from klamm.cli.topics.over_brokers import Topics

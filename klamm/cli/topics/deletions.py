@@ -13,8 +13,8 @@ from klamm.cli.topics import over_znodes
 from klamm.cli.topics.over_brokers import Topics
 from klamm.cli.topics.selection import Selection
 from klamm.client.cluster import ClusterClient
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
 
 ZOOKEEPER_TIMEOUT_S = 3.0
 

@@ -24,8 +24,8 @@ from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluste
 from klamm.diagnosis.partition_health import MIN_ISR, UNCLEAN, is_well
 from klamm.diagnosis.reasons import LogEnds, explained, replicas_to_ask
 from klamm.diagnosis.topic_descriptions import TopicDescription
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 
 

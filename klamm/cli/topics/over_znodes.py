@@ -14,8 +14,8 @@ from klamm.config.topic import TOPIC_CONFIG_DEF, override_problems
 from klamm.diagnosis.cluster_view import ClusterView, read_znodes
 from klamm.diagnosis.partition_health import MIN_ISR, UNCLEAN
 from klamm.diagnosis.topic_descriptions import TopicDescription
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS
 from klamm.znodes.configs import topic_entity
 from klamm.znodes.store import KafkaZooKeeper

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import typer
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.base.visible import visible
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView, joined
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 OPTION = "--replica-assignment"
 

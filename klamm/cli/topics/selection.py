@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from klamm.base.words import counted
 from klamm.cli.shared.patterns import Named, looks_like_names, named_topics, topic_expression
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS
 
 

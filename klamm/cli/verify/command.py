@@ -22,7 +22,7 @@ from klamm.cli.shared.memory import keep_freed_memory
 from klamm.cli.shared.options import DEFAULT_BOOTSTRAP, ClusterOptions, Commands, check_bootstrap_server
 from klamm.cli.shared.output import print_line
 from klamm.cli.shared.patterns import topic_expression
-from klamm.processes.errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, ToolError, unverified_after_errors
+from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK, ToolError, unverified_after_errors
 
 if TYPE_CHECKING:
     from klamm.cli.verify.report import Report

@@ -23,8 +23,8 @@ from klamm.client.verification.compare import Window
 from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import Answer, Failed, OutOfRange, PartitionCheck
 from klamm.config.properties import PropertiesError, parse_properties
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import LOG_OVERHEAD_BYTES, is_partial, iterate_batches, parse_header
 from klamm.protocol.record.records import decode_records
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, TopicPartition

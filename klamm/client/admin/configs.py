@@ -14,7 +14,7 @@ from klamm.config.definition import ConfigSource
 from klamm.net.client import Connection
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 

@@ -7,7 +7,7 @@ from klamm.client.fan_out import ANSWER_MARGIN_MS, answers, by_topic, error_of, 
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import Connection
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 

@@ -6,7 +6,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import ANSWER_MARGIN_MS, ask_controller, by_topic, checked, error_of
 from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 

@@ -13,7 +13,7 @@ from klamm.protocol.apis.delete_groups import DeleteGroupsRequest
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.apis.list_groups import ListGroupsRequest
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, decode_assignment
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import brokers, by_topic, error_of, fan_out, of_brokers
 from klamm.client.retries import RetryPolicy
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TopicPartition
 
 # The version of DescribeLogDirs with the size of the disk (KIP-827).
@@ -94,7 +93,7 @@ def _replicas(result: DescribeLogDirsResponse.DescribeLogDirsResult) -> Steps[di
             replicas[TopicPartition(topic.name, each.partition_index)] = ReplicaInfo(
                 each.partition_size, each.offset_lag, each.is_future_key
             )
-        if taken.is_over(len(topic.partitions)):
+        if taken.spend(len(topic.partitions)):
             yield
     return replicas
 

@@ -9,7 +9,7 @@ from klamm.client.fan_out import ask_controller, checked, error_of
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_client_quotas import AlterClientQuotasRequest
 from klamm.protocol.apis.describe_client_quotas import DescribeClientQuotasRequest
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"

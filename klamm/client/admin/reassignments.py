@@ -16,7 +16,7 @@ from klamm.client.fan_out import (
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsRequest
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 

@@ -9,7 +9,7 @@ from klamm.net.client import Connection
 from klamm.net.scram import salted_password
 from klamm.protocol.apis.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from klamm.protocol.apis.describe_user_scram_credentials import DescribeUserScramCredentialsRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ScramMechanism
 

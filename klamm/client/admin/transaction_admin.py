@@ -30,7 +30,7 @@ from klamm.protocol.apis.describe_producers import DescribeProducersRequest
 from klamm.protocol.apis.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
 from klamm.protocol.apis.list_transactions import ListTransactionsRequest
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 

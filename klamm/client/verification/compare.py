@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from klamm.base.checksum import crc32c
 from klamm.client.verification.newest_values import NewestValues
-from klamm.protocol.errors import KafkaError, corrupt_message
+from klamm.protocol.error_codes import KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import (
     CRC_COVERS_FROM,

@@ -24,7 +24,7 @@ from klamm.client.verification.compare import Window
 from klamm.client.verification.partition import Answer, Failed, OutOfRange
 from klamm.net.client import AuthenticationFailed, ClientError, Connection, Disconnected
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
     DEBUGGING_REPLICA_ID,

@@ -27,7 +27,7 @@ from klamm.client.verification.fetcher import ReplicaFetcher
 from klamm.client.verification.newest_values import CONFIRMATIONS, NewestValues
 from klamm.client.verification.partition import PATIENCE_S, Answer, Failed, OutOfRange, PartitionCheck, SetAside
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,

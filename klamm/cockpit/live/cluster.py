@@ -61,7 +61,7 @@ from klamm.cockpit.reassignments import Reassignments
 from klamm.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.diagnosis.cluster_facts import read_facts
 from klamm.diagnosis.cluster_view import view_of
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class LiveCluster:
 
     async def _look_at_registrations(self) -> Registrations:
         from klamm.znodes.fields import ZnodeError
-        from klamm.zookeeper.errors import ZooKeeperError
+        from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
         try:
             znodes = self._znodes or await self._open_znodes()

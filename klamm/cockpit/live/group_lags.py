@@ -6,7 +6,7 @@ What must stay true: of many groups only the first `MOST_GROUPS` are described, 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient

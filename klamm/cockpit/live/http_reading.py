@@ -13,7 +13,7 @@ from typing import Final
 import h11
 
 from klamm.access.http_reading import WrongAnswer
-from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.tool_errors import ToolError, describe_os_error
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 # A record of klamm's controller has some hundred bytes, and one that lists all brokers some thousand.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from klamm.access.clients import cluster_errors
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 T = TypeVar("T")
 

@@ -37,8 +37,8 @@ from klamm.diagnosis.log_ends import replica_ends
 from klamm.diagnosis.partition_conditions import cancel_command, controller_command, elect_preferred_command
 from klamm.net.client import ClientError
 from klamm.net.http import Answer, Handler, Request
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 
 NOT_ALLOWED: Final = (

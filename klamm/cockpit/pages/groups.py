@@ -12,7 +12,7 @@ from klamm.client.offsets import list_consumer_group_offsets, list_offsets
 from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client, with_errors
 from klamm.diagnosis.groups import members_value, partition_rows, state_value
 from klamm.net.http import Answer, Handler, Request
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP
 
 MOST_GROUPS: Final = 1_000

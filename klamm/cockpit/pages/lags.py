@@ -11,7 +11,7 @@ from klamm.cockpit.page_api import MAX_INT32, Cockpit, json_response, live_clien
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
 from klamm.diagnosis.log_ends import replica_ends
 from klamm.net.http import JSON, Answer, Handler, Request
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 # About as many rows as a screen shows.

@@ -22,7 +22,7 @@ from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView, read_cluster
 from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
 from klamm.net.http import Answer, Handler, Request
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     INTERNAL_TOPICS,

@@ -16,7 +16,7 @@ from klamm.diagnosis.cluster_view import PartitionView
 from klamm.diagnosis.controller_records import record_text
 from klamm.diagnosis.health import Finding
 from klamm.diagnosis.partition_health import is_unavailable, is_under_replicated
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 from klamm.recording.blocks import RecordingError
 from klamm.recording.entries import ZNODE, Json

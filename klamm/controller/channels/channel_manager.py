@@ -269,7 +269,7 @@ class _Channel:
             for start in range(0, len(topic.partitions), SLICE):
                 states = topic.partitions[start : start + SLICE]
                 codec.encode_states(request.version, states)
-                if encoded.is_over(len(states)):
+                if encoded.spend(len(states)):
                     await self._turns.wait()
             codec.encode_topic(request.version, topic)
 

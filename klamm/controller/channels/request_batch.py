@@ -15,8 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from klamm.base.slices import CHEAP_SLICE, Slices, in_slices, mapped
-from klamm.base.steps import Steps
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_slices, mapped
 from klamm.config.broker import BrokerConfig
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.controller.context import ControllerContext, ReplicaAssignment
@@ -339,7 +338,7 @@ class ControllerBrokerRequestBatch:
         for topic in topics:
             deletes = deletes or any(state.delete for state in topic.partitions)
             size += len(topic.partitions)
-            if slices.is_over(len(topic.partitions)):
+            if slices.spend(len(topic.partitions)):
                 yield
         on_response = self._stop_replica_told(broker_id, topics) if deletes else None
         self._send(broker_id, ApiKey.STOP_REPLICA, request, on_response)
@@ -411,6 +410,6 @@ def _partitions_to_stop(
         partitions = [state for state in states.values() if state.delete is delete]
         if partitions:
             chosen.append(StopReplicaTopic(topic, None, partitions))
-        if slices.is_over(len(states)):
+        if slices.spend(len(states)):
             yield
     return chosen

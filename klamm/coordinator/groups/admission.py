@@ -5,7 +5,7 @@ Each check returns the member's error, or None. Their order is Kafka's: clients 
 
 from klamm.coordinator.groups.group import NO_MEMBER_ID, Group, GroupState, Member
 from klamm.coordinator.ports import TransactionalProducer
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.primitives import MAX_STRING_BYTES
 
 # A member id is a client's or an instance's id plus a dash and a UUID.

@@ -24,11 +24,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 
 NO_GENERATION = -1
@@ -248,7 +247,7 @@ class Group:
         group.protocol_name = protocol_name
         for member in members:
             group.add(member)
-            if slices.is_over():
+            if slices.spend():
                 yield
         if leader_id in group.members:
             group.leader_id = leader_id
@@ -490,7 +489,7 @@ class Group:
         for one, metadata, assignment in shown:
             texts = one.member_id, one.group_instance_id, one.client_id, one.client_host
             members.append(MemberSummary(*texts, metadata, assignment))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return summary
 

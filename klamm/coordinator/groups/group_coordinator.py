@@ -28,7 +28,7 @@ from functools import partial
 from typing import TypeVar
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.base.tasks import OnFailure
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.admission import (
@@ -61,8 +61,7 @@ from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, pieces
 from klamm.coordinator.groups.rebalance import Rebalances
 from klamm.coordinator.ports import TransactionalProducer
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 
 Result = TypeVar("Result")
@@ -464,9 +463,9 @@ class GroupCoordinator:
         for group in self._manager.groups():
             for topic, partition in group.partitions:
                 found.setdefault(topic, {})[partition] = None
-                if slices.is_over():
+                if slices.spend():
                     yield
-            if slices.is_over():
+            if slices.spend():
                 yield
         return found
 
@@ -481,7 +480,7 @@ class GroupCoordinator:
         for group in self._manager.groups():
             for piece in pieces(each_deleted if len(each_deleted) <= group.offset_count else group.partitions):
                 self._delete(group, piece, deleted)
-                if slices.is_over(1 + len(piece)):
+                if slices.spend(1 + len(piece)):
                     yield
 
     def _delete(self, group: Group, partitions: Sequence[PartitionKey], deleted: Mapping[PartitionKey, object]) -> None:

@@ -14,12 +14,11 @@ What must stay true:
 Source: kafka.coordinator.group.GroupMetadataManager (doLoadGroupsAndOffsets).
 """
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, each, in_slices
 from klamm.coordinator.groups.group import Group, GroupState
 from klamm.coordinator.groups.group_records import (
     GroupKey,
@@ -63,19 +62,14 @@ async def load_groups(partition: int, batches: AsyncIterator[LogBatch], now_ms: 
 
 
 async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
-    """The records that count at the end of the log."""
+    """The records that count at the end of the log. The loop has turns between the `batches`."""
     found = Records({}, {})
-    slices = Slices(RECORDS_PER_SLICE)
     async for batch in batches:
         if batch.is_committed is not None:
             ended = found.pending.pop(batch.producer_id, {})
-            # Records are freed one by one: freeing a million at once would hold the loop.
-            while ended:
-                key, record = ended.popitem()
+            async for key, record in each(_freed(ended), RECORDS_PER_SLICE):
                 if batch.is_committed and (key not in found.latest or found.latest[key][0] < record[0]):
                     found.latest[key] = record
-                if slices.is_over():
-                    await asyncio.sleep(0)
             continue
         counting = (
             found.latest if batch.producer_id == NO_PRODUCER_ID else found.pending.setdefault(batch.producer_id, {})
@@ -86,12 +80,16 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
             if key.startswith(_OLDEST_OFFSET_KEY):
                 key = _OFFSET_KEY + key[2:]
             counting[key] = record
-        if slices.is_over(len(batch.records)):
-            await asyncio.sleep(0)
     return found
 
 
-def build_groups(partition: int, records: Records, now_ms: int) -> Generator[None, None, dict[str, Group]]:
+def _freed(records: LatestRecords) -> Iterator[tuple[bytes, LogRecord]]:
+    """The records one by one: freeing a million at once would hold the loop."""
+    while records:
+        yield records.popitem()
+
+
+def build_groups(partition: int, records: Records, now_ms: int) -> Steps[dict[str, Group]]:
     """The groups that these records describe; in steps. Empties `records`."""
     slices = Slices(RECORDS_PER_SLICE)
     # Groups first: offsets without a group record belong to a group that only commits.
@@ -99,7 +97,7 @@ def build_groups(partition: int, records: Records, now_ms: int) -> Generator[Non
     reader = OffsetKeyReader()
     for producer_id, written in (*records.pending.items(), (NO_PRODUCER_ID, records.latest)):
         while written:
-            if slices.is_over():
+            if slices.spend():
                 yield
             # Records are freed as they are decoded: freeing a million at once would hold the loop.
             key, (record_offset, _, value) = written.popitem()
@@ -124,12 +122,12 @@ def build_groups(partition: int, records: Records, now_ms: int) -> Generator[Non
     return groups
 
 
-def _read_groups(partition: int, latest: LatestRecords, slices: Slices) -> Generator[None, None, dict[str, Group]]:
+def _read_groups(partition: int, latest: LatestRecords, slices: Slices) -> Steps[dict[str, Group]]:
     """The groups that have a record of their own, without offsets."""
     groups: dict[str, Group] = {}
     unknown_versions: dict[int, None] = {}
     for key, (record_offset, _, value) in latest.items():
-        if slices.is_over():
+        if slices.spend():
             yield
         if value is None or key.startswith(_OFFSET_KEY):
             continue

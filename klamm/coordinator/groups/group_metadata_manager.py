@@ -38,7 +38,7 @@ from contextlib import aclosing
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from klamm.base.slices import Slices, begin, in_slices
+from klamm.base.slices import Slices, Steps, begin, each, in_slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.election_epochs import ElectionEpochs
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
@@ -52,8 +52,8 @@ from klamm.coordinator.groups.group_records import (
 )
 from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, expire_every, pieces
 from klamm.coordinator.ports import Appended, CoordinatorLog, KeyAndValue, TransactionalProducer
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
+from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
 
 LOAD_RETRY_BACKOFF_MS = 500
@@ -235,7 +235,7 @@ class GroupMetadataManager:
             if self._has_legal_size(offset):
                 prepared.accepted[partition] = offset
                 prepared.records.append((offset_commit_key(group_id, partition), offset_commit_value(offset)))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return prepared
 
@@ -336,9 +336,9 @@ class GroupMetadataManager:
                 self._note_transaction(partition, group, producer_id)
                 for commit in ended:
                     group.end_transactional_commit(commit, is_committed)
-                    if slices.is_over(1 + len(commit.offsets)):
+                    if slices.spend(1 + len(commit.offsets)):
                         yield
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _note_transaction(self, partition: int, group: Group, producer_id: int) -> None:
@@ -391,7 +391,7 @@ class GroupMetadataManager:
         slices = Slices(GROUPS_PER_SLICE)
         for group in groups:
             yield from on_unloaded(group)
-            if slices.is_over():
+            if slices.spend():
                 yield
         if groups:
             _log.info("unloaded %d groups of %s", len(groups), _name(partition))
@@ -401,16 +401,13 @@ class GroupMetadataManager:
         loaded = await self._read(partition)
         if loaded is not None:
             groups = self._groups[partition] = {}
-            told = Slices(GROUPS_PER_SLICE)
-            for group_id, group in loaded.items():
+            async for group_id, group in each(loaded.items(), GROUPS_PER_SLICE):
                 if self._belongs_elsewhere(group_id, partition):
                     continue
                 groups[group_id] = group
                 for producer_id in group.open_producer_ids:
                     self._note_transaction(partition, group, producer_id)
                 await in_slices(on_loaded(group))
-                if told.is_over():
-                    await asyncio.sleep(0)
             while partition in self._deleted or partition in self._ended:
                 await in_slices(self._end_transactions(partition, self._ended.pop(partition, [])))
                 if deleted := self._deleted.pop(partition, {}):
@@ -425,7 +422,7 @@ class GroupMetadataManager:
         for group in groups:
             for piece in pieces(group.partitions):
                 self.cleanup([group], lambda _: [one for one in piece if one in deleted])  # noqa: B023  # called at once
-                if slices.is_over(1 + len(piece)):
+                if slices.spend(1 + len(piece)):
                     yield
 
     def _belongs_elsewhere(self, group_id: str, partition: int) -> bool:

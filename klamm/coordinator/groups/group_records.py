@@ -28,16 +28,9 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.coordinator.groups.group import MEMBERS_PER_SLICE, Group, Member, OffsetAndMetadata
-from klamm.protocol.primitives import (
-    MAX_STRING_BYTES,
-    InvalidFrame,
-    Steps,
-    in_one_go,
-    read_nullable_string,
-    read_string,
-)
+from klamm.protocol.primitives import MAX_STRING_BYTES, InvalidFrame, read_nullable_string, read_string
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 
@@ -142,7 +135,7 @@ def group_metadata_steps(group: Group, assignments: Mapping[str, bytes]) -> Step
             _bytes(member.metadata(protocol_name)),
             _bytes(assignments[member_id]),
         )
-        if slices.is_over():
+        if slices.spend():
             yield
     return b"".join(parts)
 
@@ -288,7 +281,7 @@ def _read_group_value(group_id: str, data: bytes) -> Steps[Group]:
     for _ in range(count):
         member, position = _read_member(data, position, version, protocol_type, protocol or "")
         members.append(member)
-        if slices.is_over():
+        if slices.spend():
             yield
     if len({member.member_id for member in members}) < count:
         raise InvalidFrame("a member that is there twice", position)

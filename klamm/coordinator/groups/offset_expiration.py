@@ -8,10 +8,10 @@ Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), Gro
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.coordinator.groups.group import Group
 from klamm.protocol.vocabulary import PartitionKey
 
@@ -41,7 +41,7 @@ async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, cloc
             _log.info("removed %d expired offsets", removed)
 
 
-def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, None, int]:
+def expire(groups: Groups, now_ms: int, retention_ms: int) -> Steps[int]:
     """Removes the offsets that have expired at `now_ms`, in steps; returns how many."""
     removed = 0
     slices = Slices(OFFSETS_PER_SLICE)
@@ -55,20 +55,20 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, No
                 [group],
                 lambda group: group.expired_offsets(piece, now_ms, retention_ms, subscribed),  # noqa: B023  # called at once
             )
-            if slices.is_over(1 + len(piece)):
+            if slices.spend(1 + len(piece)):
                 yield
     return removed
 
 
 def _subscribed(
     group: Group, partitions: Sequence[PartitionKey], now_ms: int, retention_ms: int, slices: Slices
-) -> Generator[None, None, Collection[str]]:
+) -> Steps[Collection[str]]:
     """The topics that keep their expired offsets because a member subscribes to them."""
     topics: dict[str, None] = {}
     if group.keeps_subscribed:
         for piece in pieces(partitions):
             topics |= dict.fromkeys(topic for topic, _ in group.expired_offsets(piece, now_ms, retention_ms))
-            if slices.is_over(1 + len(piece)):
+            if slices.spend(1 + len(piece)):
                 yield
     return (yield from group.subscribed_among(topics)) if topics else ()
 

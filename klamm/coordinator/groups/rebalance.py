@@ -25,7 +25,7 @@ from typing import Any
 
 from klamm.base.purgatory import DelayedOperation, Purgatory
 from klamm.base.repeated_lines import RepeatedLines
-from klamm.base.slices import Slices, begin
+from klamm.base.slices import Slices, Steps, begin
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.groups.group import (
@@ -42,8 +42,7 @@ from klamm.coordinator.groups.group import (
 )
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.sessions import Sessions
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 
 _log = logging.getLogger(__name__)
 
@@ -141,7 +140,7 @@ class Rebalances:
         slices = Slices(MEMBERS_PER_SLICE)
         for member in list(group.members.values()):
             self.sessions.renew(group, member)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def unload(self, group: Group) -> Steps[None]:
@@ -151,7 +150,7 @@ class Rebalances:
         for member in list(group.members.values()):
             group.answer_join(member, JoinResult(ErrorCode.NOT_COORDINATOR, member.member_id))
             group.answer_sync(member, SyncResult(ErrorCode.NOT_COORDINATOR))
-            if slices.is_over():
+            if slices.spend():
                 yield
         yield from self._end_timers(group)
 
@@ -166,7 +165,7 @@ class Rebalances:
         slices = Slices(MEMBERS_PER_SLICE)
         for member_id in (*group.members, *group.pending_members):
             self.sessions.end(group, member_id)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     async def stop(self) -> None:
@@ -356,7 +355,7 @@ class Rebalances:
             if is_late and group.members.get(member.member_id) is member:
                 _log.info("group %s: %s has not joined in time", group.group_id, member.member_id)
                 self._forget_member(group, member.member_id)
-                if slices.is_over():
+                if slices.spend():
                     yield
         if group.state is GroupState.DEAD:
             return
@@ -395,7 +394,7 @@ class Rebalances:
                 group.answer_join(member, group.joined(member.member_id))
                 member.is_new = False
                 self.sessions.renew(group, member)
-            if slices.is_over():
+            if slices.spend():
                 yield
                 if generation.is_over():
                     return
@@ -452,7 +451,7 @@ class Rebalances:
                 group.answer_sync(member, group.synced(member) if error is ErrorCode.NONE else SyncResult(error))
                 if group.members.get(member.member_id) is member and group.state is not GroupState.DEAD:
                     self.sessions.renew(group, member)
-            if slices.is_over():
+            if slices.spend():
                 yield
                 if error is ErrorCode.NONE and generation.is_over():
                     error = ErrorCode.REBALANCE_IN_PROGRESS
@@ -469,7 +468,7 @@ class Rebalances:
             if member_id in group.pending_sync_members:
                 _log.info("group %s: %s has not asked for its assignment in time", group.group_id, member_id)
                 self._forget_member(group, member_id)
-                if slices.is_over():
+                if slices.spend():
                     yield
         if not generation.is_over():
             self.prepare(group, "members have not asked for their assignments in time")

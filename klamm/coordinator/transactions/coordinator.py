@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, each
+from klamm.base.slices import Slices, Steps, each
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.ports import CoordinatorLog
 from klamm.coordinator.transactions.marker_manager import TransactionMarkerManager
@@ -47,8 +47,7 @@ from klamm.coordinator.transactions.transaction import (
     init_producer,
     producer_error,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 
@@ -321,7 +320,7 @@ class TransactionCoordinator:
                 ):
                     producer_id = known.producer.producer_id
                     listing.transactions.append(ListedTransaction(transactional_id, producer_id, name))
-                if slices.is_over():
+                if slices.spend():
                     yield
         return listing
 

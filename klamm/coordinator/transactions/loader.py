@@ -18,11 +18,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from klamm.base.slices import Slices, in_slices
+from klamm.base.slices import Slices, Steps, in_slices
 from klamm.coordinator.ports import LogBatch
 from klamm.coordinator.transactions.records import UnknownKeyVersion, read_transaction_key, read_transaction_value
 from klamm.coordinator.transactions.transaction import TransactionMetadata
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME
 
 # The number of records that a step decodes: a few milliseconds.
@@ -63,7 +62,7 @@ def decode(partition: int, latest: LatestRecords, belongs_here: Callable[[str], 
     unknown_keys = 0
     slices = Slices(RECORDS_PER_SLICE)
     while latest:
-        if slices.is_over():
+        if slices.spend():
             yield
         # Records are freed as they are decoded: freeing a million at once would hold the loop.
         key, (offset, value) = latest.popitem()

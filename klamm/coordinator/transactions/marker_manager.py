@@ -42,14 +42,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, Steps, each
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.transactions.ports import MarkerSender, TransactionMarker
 from klamm.coordinator.transactions.state_manager import OwnedPartition
 from klamm.coordinator.transactions.states import TransactionState
 from klamm.coordinator.transactions.transaction import TransactionMetadata, complete
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 
 RETRY_BACKOFF_MS = 100
@@ -194,11 +193,8 @@ class TransactionMarkerManager:
     async def _write(self, leader: int, parts: Sequence[_Part]) -> None:
         markers = [ending.marker(partitions) for ending, partitions in parts]
         results = await self._sender.write(leader, markers)
-        slices = Slices()
-        for (ending, partitions), errors in zip(parts, results, strict=True):
+        async for (ending, partitions), errors in each(zip(parts, results, strict=True)):
             self._answered(ending, partitions, leader, errors)
-            if slices.is_over():
-                await asyncio.sleep(0)
 
     async def _look_for_deleted(self, parts: Sequence[_Part]) -> None:
         unknown = dict.fromkeys(partition for _, partitions in parts for partition in partitions)
@@ -236,7 +232,7 @@ class TransactionMarkerManager:
         looked_at = Slices(PARTITIONS_PER_SLICE)
         for retry in list(self._retries):
             for partition in retry.partitions:
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
                 if self._sender.leader(partition) != retry.leader:
                     if retry in self._retries:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 
 

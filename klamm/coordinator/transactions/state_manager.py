@@ -40,7 +40,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
-from klamm.base.slices import Slices
+from klamm.base.slices import each
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.election_epochs import ElectionEpochs
 from klamm.coordinator.ports import Appended, CoordinatorLog
@@ -48,7 +48,7 @@ from klamm.coordinator.transactions.loader import LoadedTransactions, load_trans
 from klamm.coordinator.transactions.records import transaction_key, transaction_value
 from klamm.coordinator.transactions.states import VALID_PREVIOUS_STATES
 from klamm.coordinator.transactions.transaction import NO_PARTITIONS, Partitions, TransactionMetadata
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME, UNKNOWN_OFFSET, PartitionKey
 
 LOAD_RETRY_BACKOFF_MS = 500
@@ -317,15 +317,12 @@ class TransactionStateManager:
         owned = self._owned[partition] = OwnedPartition(partition, self._epochs[partition], loaded)
         took_ms = (self._loop.time() - began_s) * 1000
         _log.info("loaded %d transactional ids of %s in %d ms", len(loaded.transactions), _name(partition), took_ms)
-        slices = Slices(TRANSACTIONS_PER_SLICE)
-        for transactional_id, metadata in list(loaded.transactions.items()):
+        async for transactional_id, metadata in each(loaded.transactions.items(), TRANSACTIONS_PER_SLICE):
+            if owned.is_over:
+                return
             # A prepared transaction changes only after its markers, so it is the same as when it was loaded.
             if metadata.state.is_prepared:
                 self._on_prepared(owned, transactional_id, metadata)
-            if slices.is_over():
-                await asyncio.sleep(0)
-                if owned.is_over:
-                    return
 
     async def _read(self, partition: int) -> LoadedTransactions | None:
         """The partition's transactional ids; None if reading failed and the partition has another leader now."""

@@ -32,7 +32,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from klamm.coordinator.transactions.states import TransactionState
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import PartitionKey
 

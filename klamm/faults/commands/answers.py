@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from klamm.faults.commands.codec import Fault, command, nearest
 from klamm.faults.request_subjects import API_KEYS, GROUPS, PARTITIONED, TOPICS, TRANSACTIONAL_IDS
 from klamm.processes.local_cluster import Server
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 
 ERRORS = tuple(code.name for code in ErrorCode if code is not ErrorCode.NONE)

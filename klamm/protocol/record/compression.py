@@ -16,7 +16,7 @@ from typing import Any
 
 import cramjam
 
-from klamm.protocol.errors import ErrorCode, KafkaError, corrupt_message
+from klamm.protocol.error_codes import ErrorCode, KafkaError, corrupt_message
 from klamm.protocol.primitives import Buffer
 
 _LENGTH = struct.Struct(">i")

@@ -17,8 +17,9 @@ from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from klamm.base.checksum import crc32c
-from klamm.protocol.errors import ErrorCode, KafkaError, corrupt_message
-from klamm.protocol.primitives import Buffer, in_one_go
+from klamm.base.slices import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError, corrupt_message
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import MAX_DECOMPRESSED_BYTES, CompressionType, compress_in_steps, decompress
 
 HEADER_SIZE_BYTES = 61

@@ -16,7 +16,7 @@ Source: org.apache.kafka.common.record.DefaultRecord (readPartiallyFrom), kafka.
 from enum import IntEnum
 from typing import NamedTuple
 
-from klamm.protocol.errors import corrupt_message
+from klamm.protocol.error_codes import corrupt_message
 from klamm.protocol.record.record_batch import NO_TIMESTAMP, BatchHeader
 from klamm.protocol.record.records import wrapped_int64
 

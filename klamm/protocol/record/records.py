@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
-from klamm.protocol.errors import corrupt_message
+from klamm.protocol.error_codes import corrupt_message
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import MAX_DECOMPRESSED_BYTES, CompressionType, compress, decompress
 from klamm.protocol.record.record_batch import (

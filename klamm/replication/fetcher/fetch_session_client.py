@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import INITIAL_EPOCH, INVALID_SESSION_ID, PartitionKey
 
 MAX_EPOCH = 2**31 - 1

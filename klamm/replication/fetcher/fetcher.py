@@ -24,12 +24,12 @@ import asyncio
 import logging
 import math
 
-from klamm.base.slices import Slices, slices
+from klamm.base.slices import Slices, each, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.vocabulary import (
     INITIAL_EPOCH,
@@ -174,8 +174,7 @@ class ReplicaFetcher:
         changed, self.followed.changed = self.followed.changed, {}
         max_bytes = self._config.replica_fetch_max_bytes
         quota = self._quota if self._quota.has_throttled_replicas else None
-        looked_at = Slices(PARTITIONS_PER_SLICE)
-        for topic_partition, fetch in changed.items():
+        async for topic_partition, fetch in each(changed.items(), PARTITIONS_PER_SLICE):
             if self.followed.fetches.get(topic_partition) is fetch:
                 if self.followed.throttled:
                     self.followed.throttled.pop(topic_partition, None)
@@ -187,8 +186,6 @@ class ReplicaFetcher:
                     self.followed.throttled[topic_partition] = fetch
                 else:
                     self._hold(topic_partition, fetch)
-            if looked_at.is_over():
-                await asyncio.sleep(0)
 
     def _ask(self, topic_partition: PartitionKey, fetch: PartitionFetch, max_bytes: int) -> None:
         """The next fetch asks for what follows the partition's log."""
@@ -308,7 +305,7 @@ class ReplicaFetcher:
         diverging: list[Diverging] = []
         processed = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
         for topic in response.responses:
-            for result in topic.partitions:
+            async for result in each(topic.partitions, processed):
                 topic_partition = (topic.topic, result.partition_index)
                 fetch = self.followed.fetches.get(topic_partition)
                 if fetch is None:
@@ -318,11 +315,10 @@ class ReplicaFetcher:
                     continue
                 syncs = fetch.partition.log.syncs_on_loop
                 await self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
-                pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
                 if fetch.partition.log.syncs_on_loop > syncs:  # flush.messages: the append waited for the disk.
-                    pieces = PARTITIONS_PER_SLICE
-                if processed.is_over(pieces):
-                    await asyncio.sleep(0)
+                    processed.count(PARTITIONS_PER_SLICE)
+                elif result.records:
+                    processed.count(APPEND_PIECES + len(result.records) // BYTES_PER_PIECE)
         if unprepared:
             await self._process_prepared(unprepared, out_of_range, diverging)
         await self._truncation.truncate_diverging(diverging)

@@ -13,11 +13,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices, slices
+from klamm.base.slices import Slices, Steps, slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
-from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetcher.fetch_state import FollowerPartition, InitialFetchState
 from klamm.replication.fetcher.fetcher import ReplicaFetcher
@@ -106,7 +105,7 @@ class ReplicaFetcherManager:
         for fetcher in list(self._fetchers.values()):
             for _, lag in fetcher.followed.lags():
                 max_lag = max(max_lag, lag)
-                if looked_at.is_over():
+                if looked_at.spend():
                     yield
         self._max_lag = max_lag
 

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from klamm.config.broker import BrokerConfig
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetcher.fetch_session_client import FetchSessionClient
 from klamm.replication.fetcher.fetch_state import PartitionFetch

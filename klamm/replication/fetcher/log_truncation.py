@@ -7,13 +7,12 @@ What must stay true:
 - An offset that no log can have is an error of the leader. It never makes this broker cut or empty a log.
 """
 
-import asyncio
 from collections.abc import Sequence
 
-from klamm.base.slices import Slices
+from klamm.base.slices import each
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import EpochEndOffset
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, UNKNOWN_OFFSET, PartitionKey
 from klamm.replication.fetcher.fetch_state import PartitionFetch, truncation_offset
 from klamm.replication.fetcher.followed_partitions import Fetches, FollowedPartitions
@@ -40,8 +39,7 @@ class LogTruncation:
         """Truncates before the first fetch: to the high watermark, or to where the leader's epochs end."""
         truncating, self._followed.truncating = self._followed.truncating, {}
         asked: Fetches = {}
-        looked_at = Slices(PARTITIONS_PER_SLICE)
-        for topic_partition, fetch in truncating.items():
+        async for topic_partition, fetch in each(truncating.items(), PARTITIONS_PER_SLICE):
             if self._followed.fetches.get(topic_partition) is not fetch:
                 continue
             log = fetch.partition.log
@@ -49,8 +47,6 @@ class LogTruncation:
                 await self._truncate_to(topic_partition, fetch, log.high_watermark)
             else:
                 asked[topic_partition] = fetch
-            if looked_at.is_over():
-                await asyncio.sleep(0)
         if asked:
             await self._truncate_to_epoch_ends(asked)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
 
@@ -34,7 +33,7 @@ class _Counts:
                 under_min_isr += partition.is_under_min_isr
                 at_min_isr += partition.is_at_min_isr
                 reassigning += partition.is_reassigning
-            if slices.is_over():
+            if slices.spend():
                 yield
         self.leaders, self.under_replicated, self.reassigning = leaders, under_replicated, reassigning
         self.under_min_isr, self.at_min_isr = under_min_isr, at_min_isr

@@ -10,8 +10,7 @@ Source: kafka.cluster.Partition; for PartitionsWithLateTransactionsCount kafka.s
 from collections.abc import Callable, Iterator, Mapping
 
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition
 
@@ -41,7 +40,7 @@ def register_open_transaction_metrics(
         since_ms, count, looked_at = now_ms() - max_timeout_ms - LATE_AFTER_MS, 0, Slices()
         for partition in list(partitions.values()):
             count += partition.log.producer_state.has_idle_transaction(since_ms)
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
         late_count = count
 

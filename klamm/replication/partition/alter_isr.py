@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from klamm.base.tasks import OnFailure
 from klamm.net.client import ClientError
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
-from klamm.protocol.errors import ErrorCode, error_name
+from klamm.protocol.error_codes import ErrorCode, error_name
 from klamm.replication.partition.isr_changes import BatchedIsrChanges
 from klamm.replication.ports import IsrChange, WrittenIsr
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 
 from klamm.base.purgatory import DelayedOperation
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from klamm.base.slices import slices
 from klamm.config.topic import TopicConfig
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.partition.partition import Partition
 from klamm.replication.partition.topic_metrics import TopicCounts, TopicStatistics

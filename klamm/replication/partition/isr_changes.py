@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from klamm.base.tasks import OnFailure, start_task
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.ports import IsrChange, WrittenIsr
 

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from klamm.base.metrics import MetricName, Metrics
 from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.storage.log.log_validator import OffsetsRefused, RecordsRefused
 
 
@@ -211,12 +211,12 @@ class TopicStatistics:
         total = read(self.others)
         for counts in all_counts:
             total += read(counts)
-            if slices.is_over():
+            if slices.spend():
                 yield None
         yield ("",), total
         if shown is not _Of.BROKER_ONLY:
             for topic, counts in zip(names, all_counts, strict=True):
-                if slices.is_over():
+                if slices.spend():
                     yield None
                 if read(counts) or (shown is _Of.USED_TOPICS and counts.is_used):
                     yield (topic,), read(counts)

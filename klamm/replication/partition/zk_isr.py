@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from klamm.base.tasks import OnFailure, start_task
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.isr_changes import BatchedIsrChanges
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 CHECK_INTERVAL_MS = 2_500
 LINGER_MS = 5_000

@@ -27,7 +27,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.partition.partition import Partition
 from klamm.simulation.cluster.ensemble import EnsembleServer, Lag
@@ -36,7 +36,7 @@ from klamm.simulation.machine.process import ProcessDead, SimulationFailure
 from klamm.simulation.machine.world import Node, World
 from klamm.simulation.witnesses.rules import Rules
 from klamm.simulation.witnesses.state_checker import StateChecker
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 LOG_DIRS = ("/disk-a", "/disk-b")
 BROKER_PORT = 9092

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from klamm.base.environment import Environment
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.access_control import Caller

@@ -15,7 +15,7 @@ from klamm.simulation.machine.znodes import all_znodes
 from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.watch import Znode, is_cluster_state
-from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.keeper_exceptions import NoNode
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.tree import ZnodeTree
 

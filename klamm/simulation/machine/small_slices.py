@@ -122,6 +122,7 @@ SMALL = (
     ("klamm.storage.log.written_ahead", "PIECE_BYTES", 90),
     ("klamm.base.slices", "CHEAP_SLICE", 1),
     ("klamm.base.slices", "SLICE", 1),
+    ("klamm.zookeeper.client.operations", "CHEAP_SLICE", 1),
     ("klamm.zookeeper.client.watches", "PATHS_PER_SLICE", 1),
     ("klamm.zookeeper.server.cnxn", "LONG_REQUEST_BYTES", 1),
     ("klamm.zookeeper.server.cnxn", "REQUESTS_PER_SLICE", 1),

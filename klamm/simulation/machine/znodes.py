@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.keeper_exceptions import NoNode
 from klamm.zookeeper.messages import Stat
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.tree import ZnodeTree

@@ -8,7 +8,7 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import CRC_COVERS_FROM, iterate_batches
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey
 from klamm.simulation.cluster.cluster import SimulatedBroker

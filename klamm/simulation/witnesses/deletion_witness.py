@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from klamm.base.environment import Environment
+from klamm.base.slices import Steps
 from klamm.base.tasks import OnFailure, start_task
 from klamm.broker.requests.services import Services
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.simulation.machine.environment import SimulatedEnvironment

@@ -35,7 +35,7 @@ from klamm.znodes.requests import (
     delete_topic_path,
 )
 from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
-from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.keeper_exceptions import NoNode
 from klamm.zookeeper.server.tree import ZnodeTree
 
 _STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'")

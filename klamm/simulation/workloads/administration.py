@@ -24,7 +24,7 @@ from klamm.client.admin.topics import NewPartitions, create_partitions
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     ACKS_LEADER,
     INTERNAL_TOPICS,
@@ -41,7 +41,7 @@ from klamm.simulation.workloads.workload import Producer, create_topic, delete_t
 from klamm.znodes.cluster import CONTROLLER_PATH
 from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.errors import ConnectionLoss, NoNode, SessionExpired
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, NoNode, SessionExpired
 
 REQUEST_TIMEOUT_MS = 5_000
 HASTY = RetryPolicy(deadline_ms=5_000)

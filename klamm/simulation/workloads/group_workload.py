@@ -37,7 +37,7 @@ from klamm.client.group_member import (
 from klamm.client.offsets import offset_fetch_request
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import ClientError, Connection
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 from klamm.simulation.machine.process import ProcessDead

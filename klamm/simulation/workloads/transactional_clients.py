@@ -28,7 +28,7 @@ from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import ProducerEnded, TransactionAborted
 from klamm.net.client import ClientError, ConnectionOptions
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import (
     READ_COMMITTED,

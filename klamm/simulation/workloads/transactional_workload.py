@@ -15,7 +15,7 @@ from klamm.client.fetching import FetchFrom, fetch_request, readable_batches
 from klamm.client.offsets import offset_fetch_request
 from klamm.client.retries import RetryPolicy
 from klamm.net.client import ClientError, Connection
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import decode_records
 from klamm.protocol.vocabulary import (

@@ -9,7 +9,7 @@ import asyncio
 import random
 
 from klamm.client.admin.delete_records import delete_records_request
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 from klamm.simulation.cluster.cluster import SimulatedCluster

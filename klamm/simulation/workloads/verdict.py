@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from klamm.client.metadata import metadata_of
 from klamm.net.client import ClientError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import Record, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, NO_LEADER, PartitionKey

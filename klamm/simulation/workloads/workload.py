@@ -24,7 +24,7 @@ from klamm.client.fetching import FetchFrom, fetch_request
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.sender import init_producer_id, produce_request
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import NO_SEQUENCE, crc_matches, iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records

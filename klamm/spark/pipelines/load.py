@@ -29,7 +29,7 @@ from klamm.client.verification.compare import Batch, Broken
 from klamm.client.verification.partition import PATIENCE_S
 from klamm.client.verification.verifier import Replicated, in_order, start_offsets
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
+from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import NO_TIMESTAMP, BatchHeader, parse_header
 from klamm.protocol.record.records import decode_records

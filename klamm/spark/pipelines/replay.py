@@ -45,7 +45,7 @@ from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import Sender
 from klamm.client.threads import call
 from klamm.net.client import ClientError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import advance_sequence
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.files import Files, files_at

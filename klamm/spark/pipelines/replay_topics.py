@@ -19,7 +19,7 @@ from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import checked
 from klamm.client.retries import RETRIABLE_ERRORS
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 from klamm.spark.options import OptionError
 from klamm.spark.pipelines.commit_log import TopicSnapshot

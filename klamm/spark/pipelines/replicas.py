@@ -33,7 +33,7 @@ from klamm.client.verification.verifier import (
     start_offsets,
     verify_replicas,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import is_partial, parse_header
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition

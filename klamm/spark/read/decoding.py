@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from klamm.base.checksum import crc32c
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record import record_batch
 from klamm.protocol.record.compression import MAX_DECOMPRESSED_BYTES, decompress_into

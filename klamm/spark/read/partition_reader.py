@@ -33,7 +33,7 @@ from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.threads import Work, start
 from klamm.net.client import ClientError, Connection, Disconnected, NotSent
 from klamm.protocol.apis.fetch import PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,

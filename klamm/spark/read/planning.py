@@ -26,7 +26,7 @@ from klamm.client.fan_out import checked
 from klamm.client.metadata import TopicMetadata
 from klamm.client.offsets import list_offsets
 from klamm.client.threads import call
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     INTERNAL_TOPICS,

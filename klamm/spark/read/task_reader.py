@@ -25,7 +25,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.fetching import Answer, Fetched, FetchFrom, fetch
 from klamm.client.threads import call, start
 from klamm.net.client import Disconnected, NotSent
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import READ_COMMITTED, READ_UNCOMMITTED, TopicPartition
 from klamm.spark.read.decoding import Batches, Decoder
 from klamm.spark.read.partition_reader import LARGEST_FETCH_BYTES, Doubts, RangeFetcher, check_topics, read_range

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.write import partitioning_kernels as kernels
 from klamm.spark.write.columns import Integers, Strings

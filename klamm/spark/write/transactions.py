@@ -76,7 +76,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
 from klamm.client.prepared_transactions import TransactionGone, end_prepared, fence, require_prepared
 from klamm.net.client import ClientError, UnsupportedVersion
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.spark.options import OptionError, WriteOptions
 from klamm.spark.write.transaction_log import Owner, Prepared, Recorded, TransactionLog

@@ -28,7 +28,7 @@ from klamm.client.topic_partitions import describe_topics
 from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactions import State, TransactionManager
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.options import WriteOptions

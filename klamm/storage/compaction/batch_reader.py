@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from klamm.base.environment import FileSystem
-from klamm.protocol.errors import corrupt_message
+from klamm.protocol.error_codes import corrupt_message
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, check_crc, parse_header
 
 _WINDOW_BYTES = 1024 * 1024

@@ -34,7 +34,7 @@ from contextlib import suppress
 from functools import cache
 
 from klamm.base.environment import FileSystem
-from klamm.protocol.errors import corrupt_message
+from klamm.protocol.error_codes import corrupt_message
 from klamm.protocol.record.compression import CompressionType, decompress, decompress_into
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader
 from klamm.protocol.record.records import decode_end_transaction_marker
@@ -63,11 +63,11 @@ COMPILED_FROM_BYTES = 4 * 1024 * 1024
 _BODY_ROOM_BYTES = 256 * 1024
 _UNKNOWN_MARKER = -1
 
-Steps = Generator[CleaningProgress, None, CleaningResult]
+CleaningSteps = Generator[CleaningProgress, None, CleaningResult]
 KernelType = Callable[[CleaningJob, MapSize, CleaningStatistics], Kernel]
 
 
-def clean(job: CleaningJob, file_system: FileSystem, kernel_type: KernelType = PlainKernel) -> Steps:
+def clean(job: CleaningJob, file_system: FileSystem, kernel_type: KernelType = PlainKernel) -> CleaningSteps:
     """Does the work of `job` in steps of about a megabyte.
 
     Raises OSError; KafkaError where the log is damaged or has messages of an old format: such a log cannot be cleaned;
@@ -120,7 +120,7 @@ class _Cleaning:
         # Uncompressed records, one batch after another.
         self._body_room = memoryview(bytearray(_BODY_ROOM_BYTES))
 
-    def run(self) -> Steps:
+    def run(self) -> CleaningSteps:
         yield from self._fill_map()
         self._last_offsets = LastOffsets(self._job.first_dirty_offset, self._kernel.latest_offset + 1)
         self._kernel.mark_last_offsets(self._last_offsets)

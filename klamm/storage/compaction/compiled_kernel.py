@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from klamm.protocol.errors import KafkaError, corrupt_message
+from klamm.protocol.error_codes import KafkaError, corrupt_message
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.compaction import kernel_loops as loops
 from klamm.storage.compaction.cleaned_segment import CleanedSegment, IndexPoint

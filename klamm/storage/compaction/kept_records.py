@@ -10,7 +10,7 @@ Source: org.apache.kafka.common.record.MemoryRecords (filterTo, buildRetainedRec
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from klamm.protocol.errors import corrupt_message
+from klamm.protocol.error_codes import corrupt_message
 from klamm.protocol.record.compression import CompressionType, compress
 from klamm.protocol.record.record_batch import (
     CODEC_MASK,

@@ -15,7 +15,7 @@ from typing import Any
 
 from klamm.base.environment import Environment
 from klamm.base.slices import slices
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.log.log import Log
 from klamm.storage.segments.checkpoints import (
@@ -123,7 +123,7 @@ class DirectoryCheckpoints:
         if written is not None:
             self._written_starts = written
             self._starts_written = number
-            async for piece in slices(list(written.items()), OFFSETS_PER_SLICE):
+            async for piece in slices(written.items(), OFFSETS_PER_SLICE):
                 for key, start_offset in piece:
                     for log in self._logs_here(key):
                         # The log may have been truncated since.
@@ -231,7 +231,7 @@ class DirectoryCheckpoints:
         """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
         offsets = {}
         for logs in self._logs:
-            async for piece in slices(list(logs), OFFSETS_PER_SLICE):
+            async for piece in slices(logs, OFFSETS_PER_SLICE):
                 for key in piece:
                     for log in self._logs_here(key):
                         offset = offset_of(log)

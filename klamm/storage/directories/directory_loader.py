@@ -20,7 +20,7 @@ from uuid import UUID
 
 from klamm.base.environment import Environment, File, FileSystem
 from klamm.base.slices import each
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.storage.directories.directory_checkpoints import DirectoryCheckpoints

@@ -40,7 +40,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from klamm.base.slices import slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.directories.directory_loader import NAMES_PER_SLICE, DirectoryLoader, LogHistory

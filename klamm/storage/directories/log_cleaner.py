@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 from klamm.base.environment import Environment, FileSystem, WorkerFailed
 from klamm.base.metrics import MetricName, Metrics
-from klamm.base.slices import Slices
+from klamm.base.slices import Slices, each
 from klamm.base.tasks import OnFailure, start_task
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.compaction.cleaned_segment import remove_cleaned_files
 from klamm.storage.compaction.cleaner import clean, kernel_for
@@ -360,7 +360,7 @@ class LogCleaner:
         chosen: _Cleaning | None = None
         max_dirty_ratio, max_delay_ms = 0.0, 0
         # The keys only, as in the log manager.
-        for key in list(self._logs):
+        async for key in each(self._logs, looked_at):
             await self._read_timestamps(key, looked_at)
             if (found := self._measure(key)) is not None:
                 max_dirty_ratio = max(max_dirty_ratio, found.range.dirty_ratio)
@@ -369,8 +369,6 @@ class LogCleaner:
                     chosen is None or found.range.dirty_ratio > chosen.range.dirty_ratio
                 ):
                     chosen = found
-            if looked_at.is_over():
-                await asyncio.sleep(0)
         self._max_dirty_ratio = max_dirty_ratio
         cleaner.max_compaction_delay_ms = max_delay_ms
         if chosen is None:
@@ -393,13 +391,11 @@ class LogCleaner:
         if not has_min_lag and not has_max_lag:
             return
         with suppress(KafkaError, OSError):  # `_measure` meets the same error.
-            for segment in list(log.segments):
+            async for segment in each(log.segments, looked_at):
                 if has_min_lag:
                     segment.largest_timestamp()
                 if has_max_lag:
                     _ = segment.first_timestamp
-                if looked_at.is_over():
-                    await asyncio.sleep(0)
 
     def _measure(self, key: PartitionKey) -> _Cleaning | None:
         """How dirty the partition's log is; None if it must not be cleaned now."""

@@ -14,7 +14,7 @@ Source: kafka.log.LogManager.
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -24,9 +24,9 @@ from uuid import UUID
 
 from klamm.base.environment import Environment, FileSystem
 from klamm.base.metrics import Histogram, MetricName, Metrics
-from klamm.base.slices import Slices, begin, each
+from klamm.base.slices import Slices, Steps, begin, each
 from klamm.base.tasks import OnFailure, start_task
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.directories.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.directories.directory_loader import DirectoryLoader, LoadingProgress, WantedLog
@@ -401,7 +401,7 @@ class LogManager:
         log.abandon()
         self._begin(log.close_abandoned())
 
-    def _begin(self, steps: Generator[None, None, None]) -> None:
+    def _begin(self, steps: Steps[None]) -> None:
         """Takes the first step at once, and the others later."""
         rest = begin(steps)
         if rest is not None:
@@ -756,12 +756,10 @@ class LogManager:
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
         for logs in (self._logs, self._future_logs):
             # The keys only: fifty thousand new pairs at once would set off the garbage collector.
-            for key in list(logs):
+            async for key in each(logs, looked_at):
                 log = logs.get(key)
                 if log is not None and log.log_directory.is_online:
                     yield log
-                if looked_at.is_over():
-                    await asyncio.sleep(0)
 
     async def _apply_retention(self) -> None:
         async with aclosing(self._each_online()) as logs:
@@ -823,7 +821,7 @@ class LogManager:
         _LOGGER.error("Log directory %s goes offline: %s", path, error)
         asyncio.get_running_loop().call_soon(lambda: self._begin(self._close_failed(path, error)))
 
-    def _close_failed(self, path: str, error: OSError) -> Generator[None, None, None]:
+    def _close_failed(self, path: str, error: OSError) -> Steps[None]:
         closed = Slices()
         for log in self.logs_in(path):
             # Until its turn a log refuses everything, because its directory has failed.
@@ -835,7 +833,7 @@ class LogManager:
             self._remove(log)
             log.abandon()
             yield from log.close_abandoned()
-            if closed.is_over():
+            if closed.spend():
                 yield
         self._on_directory_failure(path, error)
 

@@ -16,8 +16,9 @@ Source: kafka.log.LogValidator.
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Buffer, in_one_go
+from klamm.base.slices import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType, decompress
 from klamm.protocol.record.fast_walk import advance_fast
 from klamm.protocol.record.record_batch import (

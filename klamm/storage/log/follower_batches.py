@@ -11,7 +11,7 @@ Source: kafka.log.Log (appendAsFollower, analyzeAndValidateRecords).
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import BatchHeader, batch_size_bytes, check_crc, iterate_batches
 from klamm.protocol.record.records import EndTransactionMarker, decode_end_transaction_marker

@@ -19,7 +19,7 @@ Source: kafka.log.Log.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeGuard
@@ -27,8 +27,8 @@ from uuid import UUID
 
 from klamm.base.environment import Environment, File
 from klamm.base.metrics import Histogram
-from klamm.base.slices import Slices, each, in_slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import Slices, Steps, each, in_slices
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import (
     NO_PRODUCER_ID,
@@ -52,7 +52,7 @@ from klamm.storage.log.producer_state import AppendOrigin, BatchMetadata, Produc
 from klamm.storage.log.retention import RULES, RetainedLog
 from klamm.storage.log.shared_flush import SharedFlush
 from klamm.storage.log.swap import begin_swap, end_swap
-from klamm.storage.log.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
+from klamm.storage.log.truncation import Truncation, TruncationSteps, find_truncation, take_at_once, take_off_loop
 from klamm.storage.log.written_ahead import PIECE_BYTES, WrittenAhead
 from klamm.storage.segments.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
 from klamm.storage.segments.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
@@ -133,7 +133,7 @@ class Log:
     _preallocated: asyncio.Event | None = None
     _ahead: WrittenAhead | None = None
     # A producer snapshot to be written: the steps that make it, its offset, and the truncations before it.
-    _snapshot: tuple[Generator[None, None, bytes], int, int] | None = None
+    _snapshot: tuple[Steps[bytes], int, int] | None = None
 
     def __init__(
         self,
@@ -923,7 +923,7 @@ class Log:
         self.leader_epochs.truncate_from_end(end)
         return True
 
-    def _find_truncation(self, offset: int) -> Steps:
+    def _find_truncation(self, offset: int) -> TruncationSteps:
         return find_truncation(
             self._file_system,
             self._segments,
@@ -1036,7 +1036,7 @@ class Log:
 
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int, most: int | None = None
-    ) -> Generator[None, None, list[tuple[int, int]] | None]:
+    ) -> Steps[list[tuple[int, int]] | None]:
         """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset); None if
         there are more than `most`. In steps; if the log is truncated meanwhile, some may be missing."""
         found: list[tuple[int, int]] = []
@@ -1052,11 +1052,11 @@ class Log:
                     break
                 if most is not None and len(found) > most:
                     return None
-                if slices.is_over(1 + len(found) - count):
+                if slices.spend(1 + len(found) - count):
                     yield
             if are_all:
                 break
-            if slices.is_over():
+            if slices.spend():
                 yield
         return None if most is not None and len(found) > most else found
 
@@ -1235,13 +1235,13 @@ class Log:
             self._ahead.end(is_kept=True)
             self._ahead = None
 
-    def close_abandoned(self) -> Generator[None, None, None]:
+    def close_abandoned(self) -> Steps[None]:
         """Closes all files."""
         closed = Slices(SEGMENTS_PER_SLICE)
         for segment in list(self._segments):
             segment.is_gone = True
             segment.close_handles()
-            if closed.is_over():
+            if closed.spend():
                 yield
 
     # -- common ---------------------------------------------------------------------------------------------------

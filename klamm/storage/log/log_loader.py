@@ -22,7 +22,7 @@ from itertools import islice
 from uuid import UUID
 
 from klamm.base.environment import File, FileSystem
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import BatchHeader, crc_matches
 from klamm.protocol.record.records import decode_end_transaction_marker
 from klamm.storage.log.leader_epoch_cache import EpochEntry, LeaderEpochCache

@@ -16,9 +16,8 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from klamm.base.environment import Environment, File
-from klamm.base.slices import Slices, in_slices
-from klamm.base.steps import Steps
-from klamm.protocol.errors import KafkaError, corrupt_message
+from klamm.base.slices import Slices, Steps, each, in_slices
+from klamm.protocol.error_codes import KafkaError, corrupt_message
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 from klamm.storage.log.timestamp_lookup import Found, TimestampLookup
 from klamm.storage.segments import batch_scan
@@ -273,9 +272,7 @@ class LogReader:
 
     async def _find_timestamp(self, lookup: TimestampLookup, timestamp_ms: int, start_offset: int) -> Found | None:
         looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
-        for segment in await lookup.late_enough(self._segments, timestamp_ms, start_offset):
-            if looked_at.is_over():
-                await asyncio.sleep(0)
+        async for segment in each(await lookup.late_enough(self._segments, timestamp_ms, start_offset), looked_at):
             if segment.is_gone or (largest := segment.largest_timestamp()) < timestamp_ms:
                 continue
             file, end = segment.pin(), segment.size_bytes
@@ -328,6 +325,6 @@ def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> Steps
             return at, header.base_offset
         at += header.size_bytes
         next_offset = header.next_offset
-        if looked_at.is_over():
+        if looked_at.spend():
             yield
     return at, next_offset

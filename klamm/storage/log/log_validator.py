@@ -9,8 +9,9 @@ Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 
 from collections.abc import Sequence
 
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import Buffer, in_one_go
+from klamm.base.slices import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import (
     NO_PRODUCER_ID,

@@ -6,12 +6,12 @@ more of the log is replayed, so snapshots are written without waiting for the di
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 
 from klamm.base.environment import Environment, FileSystem
-from klamm.base.slices import in_slices
-from klamm.protocol.errors import KafkaError
+from klamm.base.slices import Steps, in_slices
+from klamm.protocol.error_codes import KafkaError
 from klamm.storage.log.producer_state import ProducerState
 from klamm.storage.segments.disk_errors import PASSING
 from klamm.storage.segments.segment import DELETED_SUFFIX, SNAPSHOT_SUFFIX, file_name
@@ -66,7 +66,7 @@ class ProducerSnapshots:
         return self._file_system.read_file(path) == content
 
     async def take_in_steps(
-        self, steps: Generator[None, None, bytes], offset: int, environment: Environment, is_wanted: Callable[[], bool]
+        self, steps: Steps[bytes], offset: int, environment: Environment, is_wanted: Callable[[], bool]
     ) -> None:
         """As `take`, of a large state: `steps` make the content, and it is written off the loop. If it is not wanted in
         the end, there is no snapshot."""

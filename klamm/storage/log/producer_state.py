@@ -23,14 +23,13 @@ Source: kafka.log.ProducerStateManager.
 """
 
 import struct
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from klamm.base.checksum import crc32c
-from klamm.base.slices import CHEAP_SLICE, Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker
 from klamm.storage.segments.transaction_index import CompletedTransaction
@@ -311,7 +310,7 @@ class ProducerState:
         if self._first_unstable_offset in stable:
             self._find_first_unstable()
 
-    def remove_expired(self, now_ms: int, expiration_ms: int) -> Generator[None, None, None]:
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> Steps[None]:
         """Forgets producers that have been idle for `expiration_ms` and have no transaction open."""
         looked_at = Slices(CHEAP_SLICE)
         for producer_id, entry in list(self._entries.items()):
@@ -319,7 +318,7 @@ class ProducerState:
             if is_idle and self._entries.get(producer_id) is entry:
                 del self._entries[producer_id]
                 self._has_expired = True
-            if looked_at.is_over():
+            if looked_at.spend():
                 yield
 
     def _find_first_unstable(self) -> None:
@@ -340,7 +339,7 @@ class ProducerState:
         """The content of the snapshot file for `end_offset`."""
         return in_one_go(_snapshot(self._entries.items(), self._has_expired))
 
-    def begin_snapshot(self) -> Generator[None, None, bytes]:
+    def begin_snapshot(self) -> Steps[bytes]:
         """The steps that make the content of the snapshot file for the present `end_offset`. The state may change
         between them."""
         self._images += 1
@@ -391,7 +390,7 @@ class ProducerState:
         return True
 
 
-def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool) -> Generator[None, None, bytes]:
+def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool) -> Steps[bytes]:
     pack = _SNAPSHOT_ENTRY.pack
     has_room = len(entries) <= PRODUCERS_WITH_ALL_BATCHES
     parts = [pack(*_EXPIRED)] if has_expired else []
@@ -407,7 +406,7 @@ def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool)
         parts.append(
             pack(producer_id, epoch, sequence, offset, delta, timestamp_ms, entry.coordinator_epoch, first_offset)
         )
-        if slices.is_over():
+        if slices.spend():
             yield
     body = struct.pack(">i", len(parts)) + b"".join(parts)
     return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body

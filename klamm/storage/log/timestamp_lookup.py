@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple
 
 from klamm.base.environment import Environment, File, WorkerFailed
-from klamm.base.slices import Slices
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import Slices, each
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import decompress
 from klamm.protocol.record.fast_walk import advance_fast
@@ -89,12 +89,10 @@ class TimestampLookup:
                 self._maxima, self._maxima_from = array("q"), closed[0].base_offset
             maxima = self._maxima
             looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
-            for segment in closed[len(maxima) :]:
+            async for segment in each(closed[len(maxima) :], looked_at):
                 before = maxima[-1] if maxima else NO_TIMESTAMP
                 # A segment that has gone meanwhile is read no more, and the next lookup begins anew.
                 maxima.append(before if segment.is_gone else max(before, segment.largest_timestamp()))
-                if looked_at.is_over():
-                    await asyncio.sleep(0)
             return [first, *rest[bisect_left(maxima, timestamp_ms, 0, len(closed)) :]]
 
     async def share(

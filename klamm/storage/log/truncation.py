@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from klamm.base.environment import Environment, FileSystem
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.storage.log.log_loader import replay_batches
 from klamm.storage.log.producer_snapshots import ProducerSnapshots
@@ -48,7 +48,7 @@ class Truncation(NamedTuple):
 
 
 # Yields work that may run off the loop, and is sent the work's result.
-Steps = Generator[Callable[[], Any], Any, Truncation]
+TruncationSteps = Generator[Callable[[], Any], Any, Truncation]
 
 
 def find_truncation(
@@ -61,7 +61,7 @@ def find_truncation(
     log_end_offset: int,
     high_watermark: int,
     has_producers: bool,
-) -> Steps:
+) -> TruncationSteps:
     """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
 
     Raises OSError; KafkaError (CORRUPT_MESSAGE, KAFKA_STORAGE_ERROR) when the log is damaged below the cut.
@@ -85,7 +85,7 @@ def find_truncation(
     return Truncation(offset, generation, log_end_offset, segment, position, end_offset, largest, state)
 
 
-async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
+async def take_off_loop(steps: TruncationSteps, environment: Environment) -> Truncation:
     """Does the work of all steps off the loop."""
     try:
         work = next(steps)
@@ -101,7 +101,7 @@ async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
         return truncation
 
 
-def take_at_once(steps: Steps) -> Truncation:
+def take_at_once(steps: TruncationSteps) -> Truncation:
     """Does the work of all steps on the loop, without a pause."""
     try:
         work = next(steps)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from klamm.base.environment import File
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import (
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,

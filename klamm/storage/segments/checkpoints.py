@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from klamm.base.environment import FileSystem
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"

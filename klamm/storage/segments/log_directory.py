@@ -19,7 +19,7 @@ from uuid import UUID
 
 from klamm.base.environment import File, FileSystem
 from klamm.config.properties import PropertiesError, format_properties, parse_properties
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.storage.segments.disk_errors import PASSING
 
 LOCK_FILE = ".lock"

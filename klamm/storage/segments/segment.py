@@ -13,10 +13,11 @@ Source: kafka.log.LogSegment.
 """
 
 import errno
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
 from klamm.base.environment import Buffer, File, FileSystem
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.base.slices import Steps
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_TIMESTAMP, BatchHeader, parse_header
 from klamm.storage.segments import batch_scan
 from klamm.storage.segments.disk_errors import PASSING
@@ -146,9 +147,7 @@ class LogSegment:
         """As `TransactionIndex.packed`."""
         return b"" if self._transaction_index is None else self._transaction_index.packed
 
-    def find_aborted(
-        self, start_offset: int, end_offset: int, found: list[tuple[int, int]]
-    ) -> Generator[None, None, bool]:
+    def find_aborted(self, start_offset: int, end_offset: int, found: list[tuple[int, int]]) -> Steps[bool]:
         """As `TransactionIndex.find`."""
         if self._transaction_index is None:
             return False

@@ -12,10 +12,11 @@ Source: kafka.log.TransactionIndex.
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from klamm.base.environment import FileSystem
+from klamm.base.slices import Steps
 from klamm.storage.segments.disk_errors import PASSING
 from klamm.storage.segments.index_file import CorruptIndexError, IndexFile
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
@@ -72,7 +73,7 @@ class TransactionIndex:
     def is_empty(self) -> bool:
         return not self._fields
 
-    def find(self, start_offset: int, end_offset: int, found: list[tuple[int, int]]) -> Generator[None, None, bool]:
+    def find(self, start_offset: int, end_offset: int, found: list[tuple[int, int]]) -> Steps[bool]:
         """Adds to `found`, a block in each step, (producer id, first offset) of the transactions that begin before
         `end_offset` and have their markers at `start_offset` or after it. Returns whether these are all: no later
         segment has more of them."""

@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from klamm.base.environment import FileSystem
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import BatchHeader, check_crc
 from klamm.protocol.record.records import decode_end_transaction_marker
 from klamm.protocol.vocabulary import NO_EPOCH

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from klamm.faults.commands import Action, Fault, Json, Server
 from klamm.faults.control import Control, Installed
-from klamm.testing.errors import ClusterEnded, NotInTime
+from klamm.testing.cluster_errors import ClusterEnded, NotInTime
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from klamm.faults.commands.network import (
     ResetConnections,
     SlowLinks,
 )
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 from klamm.testing.faults.faults import FaultHandle, Faults
 
 Places = Place | Iterable[Place]

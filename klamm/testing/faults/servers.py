@@ -20,7 +20,7 @@ from klamm.faults.commands.actions import (
 from klamm.faults.corruption import corrupt_batch
 from klamm.faults.wire import FaultError
 from klamm.storage.segments.log_directory import partition_directory_name
-from klamm.testing.errors import ClusterError
+from klamm.testing.cluster_errors import ClusterError
 from klamm.testing.faults.faults import Faults
 
 

@@ -24,7 +24,7 @@ from aiokafka.errors import (
     ProducerFenced,
 )
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.testing.recipes import contract
 from klamm.testing.recipes.contract import TIMEOUT_S, Failed
 

@@ -21,12 +21,11 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol, cast
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps
+from klamm.base.slices import Slices, Steps
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import JuteError, ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.framing import FrameSplitter
+from klamm.zookeeper.keeper_exceptions import JuteError, ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.messages import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
@@ -235,7 +234,7 @@ class Connection(asyncio.Protocol):
         slices = Slices()
         while self._frames and not self._reason:
             yield from self._handle(self._frames.popleft())
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _handle(self, frame: bytes) -> Steps[None]:

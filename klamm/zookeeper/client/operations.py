@@ -12,14 +12,21 @@ What must stay true:
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
 from typing import ParamSpec, TypeVar
 
-from klamm.base.slices import mapped, ordered
-from klamm.base.steps import Steps
+from klamm.base.slices import CHEAP_SLICE, Steps, mapped
 from klamm.zookeeper import messages
 from klamm.zookeeper.client.session import Session, no_result
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import ConnectionLoss, NodeExists, NoNode, NotEmpty, ZooKeeperErrorCode, error_for
+from klamm.zookeeper.keeper_exceptions import (
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    ZooKeeperErrorCode,
+    error_for,
+)
 from klamm.zookeeper.messages import OPEN_ACL, Acl, CreateMode, MultiOperation, MultiResult, OpCode, Stat
 
 T = TypeVar("T")
@@ -209,7 +216,23 @@ def _stat(response: messages.StatResponse) -> Stat:
 
 
 def _children(response: messages.GetChildrenResponse) -> Steps[list[str]]:
-    return ordered(response.children)
+    return sorted_steps(response.children)
+
+
+def sorted_steps(items: Sequence[str]) -> Steps[list[str]]:
+    """The steps of `sorted(items)`: pieces are sorted, and then merged two by two."""
+    runs = [sorted(items[:CHEAP_SLICE])]
+    for start in range(CHEAP_SLICE, len(items), CHEAP_SLICE):
+        yield
+        runs.append(sorted(items[start : start + CHEAP_SLICE]))
+    while len(runs) > 1:
+        merged = []
+        for first in range(0, len(runs), 2):
+            yield
+            # The sort finds both runs and merges them.
+            merged.append(sorted(chain.from_iterable(runs[first : first + 2])))
+        runs = merged
+    return runs[0]
 
 
 def _acl(response: messages.GetAclResponse) -> tuple[tuple[Acl, ...], Stat]:

@@ -31,13 +31,13 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices, begin
-from klamm.base.steps import Steps
+from klamm.base.slices import Slices, Steps, begin
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection
 from klamm.zookeeper.client.watches import Watch, WatchKind, WatchTable
-from klamm.zookeeper.errors import (
+from klamm.zookeeper.framing import LENGTH_BYTES, MAX_REQUEST_BYTES
+from klamm.zookeeper.keeper_exceptions import (
     AuthFailed,
     BadArguments,
     ClientClosed,
@@ -48,7 +48,6 @@ from klamm.zookeeper.errors import (
     ZooKeeperError,
     ZooKeeperErrorCode,
 )
-from klamm.zookeeper.framing import LENGTH_BYTES, MAX_REQUEST_BYTES
 from klamm.zookeeper.messages import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 logger = logging.getLogger(__name__)
@@ -355,7 +354,7 @@ class Session:
             call = self._waiting.popleft()
             if not call.future.done():
                 connection.send(call)
-            if slices.is_over():
+            if slices.spend():
                 yield
                 if connection is not self._connection:
                     return
@@ -416,7 +415,7 @@ def _fail(calls: Iterable[Call], error: Callable[[str], ZooKeeperError]) -> Step
     slices = Slices()
     for call in calls:
         call.fail(error(call.path))
-        if slices.is_over():
+        if slices.spend():
             yield
 
 

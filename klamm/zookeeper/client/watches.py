@@ -9,7 +9,7 @@ callback that is registered twice for the same path and kind fires once.
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import EventType, SetWatches, WatcherEvent
 
 Watch = Callable[[WatcherEvent], None]

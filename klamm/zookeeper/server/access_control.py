@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from klamm.zookeeper import errors
+from klamm.zookeeper import keeper_exceptions
 from klamm.zookeeper.messages import OPEN_ACL, Acl
 
 
@@ -102,13 +102,13 @@ def expand_acl(path: str, acl: Sequence[Acl], identities: Sequence[Identity]) ->
         elif entry.scheme == "auth":
             own = [identity for identity in identities if identity.scheme == "digest"]
             if not own:
-                raise errors.InvalidACL(path, "auth without having authenticated")
+                raise keeper_exceptions.InvalidACL(path, "auth without having authenticated")
             expanded.update(dict.fromkeys(Acl(entry.permissions, *identity) for identity in own))
         else:
             is_valid_id = _IS_VALID_ID.get(entry.scheme)
             if is_valid_id is None or not is_valid_id(entry.id):
-                raise errors.InvalidACL(path, f"{entry.scheme}:{entry.id}")
+                raise keeper_exceptions.InvalidACL(path, f"{entry.scheme}:{entry.id}")
             expanded[entry] = None
     if not expanded:
-        raise errors.InvalidACL(path, "empty")
+        raise keeper_exceptions.InvalidACL(path, "empty")
     return tuple(expanded)

@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 
 from klamm.base.slices import Slices
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import OpCode
 from klamm.zookeeper.server.access_control import Identity
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word
@@ -168,7 +168,7 @@ class ServerCnxn(asyncio.Protocol):
                     self._server.execute(self, self.session, *jute.decode_request(frame))
             except JuteError as error:
                 self.refuse(frame, error)
-            if slices.is_over():
+            if slices.spend():
                 self._loop.call_soon(self.execute)
                 break
         if self._transport is not None and not self._closing and self._reading == bool(self._frames):

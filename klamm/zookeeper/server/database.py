@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from klamm.base.environment import Environment, File, FileSystem
-from klamm.base.steps import in_one_go
-from klamm.zookeeper.errors import BadArguments
+from klamm.base.slices import in_one_go
+from klamm.zookeeper.keeper_exceptions import BadArguments
 from klamm.zookeeper.server.long_work import LongSteps, OpenTo, while_open_to
 from klamm.zookeeper.server.records import encode_record_steps
 from klamm.zookeeper.server.snapshots import publish_snapshot, recover, write_snapshot

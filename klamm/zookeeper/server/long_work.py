@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from enum import IntEnum
 from typing import TypeVar
 
-from klamm.base.steps import Steps
+from klamm.base.slices import Steps
 
 T = TypeVar("T")
 

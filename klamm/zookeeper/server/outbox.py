@@ -99,7 +99,7 @@ class Outbox:
                 connection.send(payload)
                 self.latency.note((now_s - since_s) * 1000)
                 served[connection] = None
-            if slices.is_over():
+            if slices.spend():
                 self._is_releasing = True
                 self._loop.call_soon(self._release_slice)
                 break

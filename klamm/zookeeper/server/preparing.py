@@ -10,7 +10,7 @@ Source of the behaviour: ZooKeeper 3.5.9, PrepRequestProcessor.
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from klamm.zookeeper import errors, messages
+from klamm.zookeeper import keeper_exceptions, messages
 from klamm.zookeeper.messages import OPEN_ACL, Acl, CreateMode, OpCode, Permission
 from klamm.zookeeper.server.access_control import Caller, expand_acl, permits
 from klamm.zookeeper.server.nodes import CONTAINER_OWNER, RESERVED_PATHS, Node, int32, is_valid_path, parent_of
@@ -89,44 +89,44 @@ def _existing(look: Look, path: str) -> Node | DraftNode:
     if node is None:
         # ZooKeeper validates the path first. An existing znode has a valid path, so only this case is left.
         if not is_valid_path(path):
-            raise errors.BadArguments(path)
-        raise errors.NoNode(path)
+            raise keeper_exceptions.BadArguments(path)
+        raise keeper_exceptions.NoNode(path)
     return node
 
 
 def _next_version(current: int, expected: int, path: str) -> int:
     if expected not in (-1, current):
-        raise errors.BadVersion(path, f"it is {current}, expected {expected}")
+        raise keeper_exceptions.BadVersion(path, f"it is {current}, expected {expected}")
     return int32(current + 1)
 
 
 def require(permissions: int, node: Node | DraftNode, caller: Caller, path: str) -> None:
     """Raises NoAuth unless the caller has one of these permissions."""
     if node.acl is not OPEN_ACL and not permits(node.acl, permissions, caller.identities):
-        raise errors.NoAuth(path)
+        raise keeper_exceptions.NoAuth(path)
 
 
 def _prepare_create(request: messages.Create, look: Look, caller: Caller) -> CreateTxn:
     path = request.path
     if not CreateMode.PERSISTENT <= request.flags <= CreateMode.PERSISTENT_SEQUENTIAL_WITH_TTL:
-        raise errors.BadArguments(path, f"create flags {request.flags}")
+        raise keeper_exceptions.BadArguments(path, f"create flags {request.flags}")
     if request.op == OpCode.CREATE_TTL or request.flags >= CreateMode.PERSISTENT_WITH_TTL:
-        raise errors.Unimplemented(path, "znodes with a time to live")
+        raise keeper_exceptions.Unimplemented(path, "znodes with a time to live")
     if "/" not in path or "\0" in path:
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     acl = expand_acl(path, request.acl, caller.identities)
     parent = look(parent_of(path))
     if parent is None:
-        raise errors.NoNode(path)
+        raise keeper_exceptions.NoNode(path)
     require(Permission.CREATE, parent, caller, path)
     if request.flags in _SEQUENTIAL:
         path += f"{parent.cversion:010d}"
     if not is_valid_path(path):
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     if look(path) is not None:
-        raise errors.NodeExists(path)
+        raise keeper_exceptions.NodeExists(path)
     if parent.ephemeral_owner not in (0, CONTAINER_OWNER):
-        raise errors.NoChildrenForEphemerals(path)
+        raise keeper_exceptions.NoChildrenForEphemerals(path)
     if request.op == OpCode.CREATE_CONTAINER:
         owner = CONTAINER_OWNER
     elif request.flags in _EPHEMERAL:
@@ -139,15 +139,15 @@ def _prepare_create(request: messages.Create, look: Look, caller: Caller) -> Cre
 def _prepare_delete(request: messages.Delete, look: Look, caller: Caller) -> DeleteTxn:
     path = request.path
     if "/" not in path or "\0" in path or path in RESERVED_PATHS:
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     parent = look(parent_of(path))
     node = look(path)
     if parent is None or node is None:
-        raise errors.NoNode(path)
+        raise keeper_exceptions.NoNode(path)
     require(Permission.DELETE, parent, caller, path)
     _next_version(node.version, request.version, path)
     if node.child_count:
-        raise errors.NotEmpty(path)
+        raise keeper_exceptions.NotEmpty(path)
     return DeleteTxn(path)
 
 
@@ -161,7 +161,7 @@ def _prepare_set_data(request: messages.SetData, look: Look, caller: Caller) -> 
 def _prepare_set_acl(request: messages.SetAcl, look: Look, caller: Caller) -> SetAclTxn:
     path = request.path
     if not is_valid_path(path):
-        raise errors.BadArguments(path)
+        raise keeper_exceptions.BadArguments(path)
     acl = expand_acl(path, request.acl, caller.identities)
     node = _existing(look, path)
     require(Permission.ADMIN, node, caller, path)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import CorruptDataError
 from klamm.zookeeper.server.transactions import (
@@ -114,7 +113,7 @@ def _txn_steps(txn: Txn) -> Steps[bytes]:
     slices = Slices()
     for one in txn.txns:
         parts.append(_ENCODE[type(one)](one))
-        if slices.is_over(len(one.acl) if isinstance(one, CreateTxn) else 1):
+        if slices.spend(len(one.acl) if isinstance(one, CreateTxn) else 1):
             yield
     return b"".join(parts)
 

@@ -4,10 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-from klamm.base.slices import Slices, mapped
-from klamm.base.steps import Steps, in_one_go
-from klamm.zookeeper import errors, jute, messages
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.base.slices import Slices, Steps, in_one_go, mapped
+from klamm.zookeeper import jute, keeper_exceptions, messages
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
 from klamm.zookeeper.server.access_control import Caller, digest_identity
 from klamm.zookeeper.server.cnxn import ServerCnxn
@@ -145,16 +144,16 @@ class Requests:
         slices = Slices()
         for event in (yield from self._watches.set_again(request, self._tree, connection)):
             self._send(connection, encode_event(event))
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _check_watches(self, connection: ServerCnxn, caller: Caller, request: messages.CheckWatches) -> None:
         if not self._watches.has(request.path, _watcher_type(request), connection):
-            raise errors.NoWatcher(request.path)
+            raise keeper_exceptions.NoWatcher(request.path)
 
     def _remove_watches(self, connection: ServerCnxn, caller: Caller, request: messages.RemoveWatches) -> None:
         if not self._watches.remove(request.path, _watcher_type(request), connection):
-            raise errors.NoWatcher(request.path)
+            raise keeper_exceptions.NoWatcher(request.path)
 
     # -- the connection
 
@@ -165,11 +164,11 @@ class Requests:
                 return
             if sum(len(known.id) for known in [*connection.identities, identity]) > MAX_IDENTITIES_BYTES:
                 connection.refuse_requests()
-                raise errors.AuthFailed("", "more identities than a connection may have")
+                raise keeper_exceptions.AuthFailed("", "more identities than a connection may have")
             connection.identities.append(identity)
         elif request.scheme != "ip":  # the address is known without asking
             connection.refuse_requests()
-            raise errors.AuthFailed("", f"scheme {request.scheme}")
+            raise keeper_exceptions.AuthFailed("", f"scheme {request.scheme}")
 
     def _nothing(self, connection: ServerCnxn, caller: Caller, request: messages.Ping | messages.CloseSession) -> None:
         """The answer is the header alone."""
@@ -177,7 +176,7 @@ class Requests:
     def _unknown(
         self, connection: ServerCnxn, caller: Caller, request: messages.UnknownRequest | messages.Check
     ) -> messages.Response:
-        raise errors.Unimplemented("", f"operation {request.op}")
+        raise keeper_exceptions.Unimplemented("", f"operation {request.op}")
 
 
 def _by_flags(operation: messages.MultiOperation) -> messages.MultiOperation:
@@ -199,7 +198,7 @@ def _watcher_type(request: messages.CheckWatches | messages.RemoveWatches) -> Wa
     try:
         return WatcherType(request.watcher_type)
     except ValueError:
-        raise errors.MarshallingError(request.path, f"watcher type {request.watcher_type}") from None
+        raise keeper_exceptions.MarshallingError(request.path, f"watcher type {request.watcher_type}") from None
 
 
 _EXECUTE: Final[dict[type, Callable[[Requests, ServerCnxn, Caller, Any], messages.Response]]] = {

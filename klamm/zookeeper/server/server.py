@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from klamm.base.environment import Environment
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.keeper_exceptions import JuteError
 from klamm.zookeeper.messages import OpCode
 from klamm.zookeeper.server import four_letter_words
 from klamm.zookeeper.server.access_control import Caller
@@ -351,7 +350,7 @@ class ZooKeeperServer:
             txn = self._tree.prepare_delete_container(path)
             if txn is not None:
                 self._commit(txn)
-            if slices.is_over():
+            if slices.spend():
                 yield OpenTo.EVERYTHING
 
     def _figures(self) -> four_letter_words.Figures:

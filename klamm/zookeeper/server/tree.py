@@ -21,10 +21,9 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
-from klamm.zookeeper import errors, messages
-from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
+from klamm.base.slices import Slices, Steps, in_one_go
+from klamm.zookeeper import keeper_exceptions, messages
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import (
     OPEN_ACL,
     READ_ACL,
@@ -139,7 +138,7 @@ class ZnodeTree:
                 raise MultiFailed(codes) from error
             draft.note(txn)
             txns.append(txn)
-            if slices.is_over(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
+            if slices.spend(len(txn.acl) if isinstance(txn, CreateTxn) else 1):
                 yield
         return MultiTxn(tuple(txns))
 
@@ -170,7 +169,7 @@ class ZnodeTree:
         slices = Slices()
         for change in txn.txns if isinstance(txn, MultiTxn) else (txn,):
             stats.append(_APPLY[type(change)](self, change, zxid, time_ms, events))
-            if slices.is_over():
+            if slices.spend():
                 yield
         return Applied(stats, events)
 
@@ -219,7 +218,7 @@ class ZnodeTree:
         slices = Slices()
         for path in list(self._ephemerals.get(txn.session_id, ())):
             self._delete(path, zxid, events)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     def _insert(self, path: str, node: Node) -> None:
@@ -264,7 +263,7 @@ class ZnodeTree:
     def stat(self, path: str) -> Stat:
         """Raises NoNode, or BadArguments."""
         if "\0" in path:
-            raise errors.BadArguments(path)
+            raise keeper_exceptions.BadArguments(path)
         return self._node(path).stat()
 
     def find(self, path: str) -> Stat | None:
@@ -296,7 +295,7 @@ class ZnodeTree:
     def _node(self, path: str) -> Node:
         node = self._nodes.get(path)
         if node is None:
-            raise errors.NoNode(path)
+            raise keeper_exceptions.NoNode(path)
         return node
 
     # -- snapshots

@@ -12,8 +12,7 @@ Source: WatchManager and DataTree.setWatches of ZooKeeper 3.5.9.
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from klamm.base.slices import Slices
-from klamm.base.steps import Steps, in_one_go
+from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import EventType, WatcherType
 from klamm.zookeeper.server.nodes import parent_of
@@ -57,7 +56,7 @@ class _WatchTable(Generic[W]):
         paths = self._by_watcher.pop(watcher, {})
         while paths:
             self._drop(self.by_path, paths.popitem()[0], watcher)
-            if slices.is_over():
+            if slices.spend():
                 yield
 
     @staticmethod
@@ -122,7 +121,7 @@ class Watches(Generic[W]):
             return fired
         slices = Slices()
         for event in events:
-            if slices.is_over():
+            if slices.spend():
                 yield
             watchers = self._data.take(event.path) if event.path in self._data.by_path else {}
             if self._children.by_path:
@@ -143,7 +142,7 @@ class Watches(Generic[W]):
         missed: list[Event] = []
         slices = Slices()
         for path in request.data:
-            if slices.is_over():
+            if slices.spend():
                 yield
             stat = tree.find(path)
             if stat is None:
@@ -153,14 +152,14 @@ class Watches(Generic[W]):
             else:
                 self.add_data(path, watcher)
         for path in request.exists:
-            if slices.is_over():
+            if slices.spend():
                 yield
             if tree.find(path) is not None:
                 missed.append(Event(EventType.NODE_CREATED, path))
             else:
                 self.add_data(path, watcher)
         for path in request.children:
-            if slices.is_over():
+            if slices.spend():
                 yield
             stat = tree.find(path)
             if stat is None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, batch, running, until, values

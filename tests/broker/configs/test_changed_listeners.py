@@ -11,11 +11,11 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.dynamic import change_problems
 from klamm.net.server import SocketServer
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.brokers import BrokerRegistration, broker_path
 from klamm.zookeeper.client import State
-from klamm.zookeeper.errors import ConnectionLoss, NoNode
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, NoNode
 from support.one_broker import Client, OneBroker, batch, fetch_frame, running, until, values
 
 OLD = "PLAINTEXT://127.0.0.1:0"

@@ -13,7 +13,7 @@ from klamm.broker.configs.alterations import (
 from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.topic import TOPIC_CONFIG_DEF
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp
 from klamm.znodes.fields import ZnodeError
 

@@ -13,7 +13,7 @@ from klamm.broker.configs.change_listener import CHANGE_EXPIRATION_MS, ConfigCha
 from klamm.znodes.configs import CONFIG_CHANGE_PREFIX, CONFIG_CHANGES_PATH
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.errors import SessionExpired
+from klamm.zookeeper.keeper_exceptions import SessionExpired
 from klamm.zookeeper.server import ZooKeeperServer
 from support.one_broker import until
 

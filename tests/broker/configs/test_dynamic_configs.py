@@ -9,7 +9,7 @@ import pytest
 
 from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.storage.directories.log_manager import LogManager
 from klamm.znodes.configs import encode_config

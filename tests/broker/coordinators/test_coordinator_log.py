@@ -11,7 +11,7 @@ import pytest
 
 from klamm.broker.coordinators.coordinator_log import CoordinatorLog, offsets_log_settings
 from klamm.coordinator.ports import Appended, LogBatch, TransactionalProducer
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
 from klamm.protocol.record.records import (

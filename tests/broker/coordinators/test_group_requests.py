@@ -9,7 +9,7 @@ import pytest
 
 from klamm.broker.requests.security import Operation
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
 from support import group_wire as wire

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group_records import (
     EXPIRING_OFFSET_VALUE_VERSION,
     group_metadata_key,
@@ -14,7 +15,6 @@ from klamm.coordinator.groups.group_records import (
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record.records import (
     ControlRecordType,
     EndTransactionMarker,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from klamm.broker.handlers import APIS
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from support.group_wire import find_coordinator
 from support.odd_requests import Odd, send_and_receive

@@ -14,7 +14,7 @@ from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.protocol.apis.describe_producers import DescribeProducersRequest
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import parse_header
 from klamm.protocol.update_metadata import (
@@ -24,7 +24,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.znodes.topics import TopicAssignment
-from klamm.zookeeper.errors import SessionExpired
+from klamm.zookeeper.keeper_exceptions import SessionExpired
 from support.group_wire import find_coordinator
 from support.one_broker import Client, batch, running, until
 from support.scripted_broker import Asked, ScriptedBroker

@@ -11,7 +11,7 @@ from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions import marker_manager
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,

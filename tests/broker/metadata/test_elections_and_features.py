@@ -14,7 +14,7 @@ from klamm.broker.registration.registration import BrokerStartError
 from klamm.broker.start import broker as composition
 from klamm.controller.leader_election import ElectionResults
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,

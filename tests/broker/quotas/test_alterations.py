@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.broker.quotas.alterations import altered, checked_entity
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 ALICE, ADDRESS = {"user": "alice"}, {"ip": "1.2.3.4"}
 

@@ -4,7 +4,7 @@ import pytest
 
 from klamm.broker.quotas.entities import entity_of, entity_path, stored_values
 from klamm.broker.quotas.filters import QuotaFilter
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 EXACT, DEFAULT, ANY = range(3)
 

@@ -4,7 +4,7 @@ import pytest
 
 from klamm.broker.quotas.bounds import QuotaEntity, QuotaTags
 from klamm.broker.quotas.mutation_quota import MutationQuota
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
 class Scene:

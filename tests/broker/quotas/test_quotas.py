@@ -10,7 +10,7 @@ import pytest
 
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.vocabulary import FINAL_EPOCH
 from support.fetch_messages import fetch_request, to_fetch

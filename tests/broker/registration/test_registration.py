@@ -10,7 +10,7 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.registration.registration import Registrar
 from klamm.broker.start.broker import BrokerStartError
 from klamm.config.versions import ApiVersion
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes.brokers import MAX_TEXT_BYTES

@@ -15,7 +15,7 @@ import pytest
 from klamm.net.server_connection import WRITE_BUFFER_HIGH_BYTES
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from support.one_broker import Client, OneBroker, batch, fetch_frame, running, values

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from support.fetch_messages import fetch_request, result_of, to_fetch

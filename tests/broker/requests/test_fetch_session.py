@@ -5,10 +5,10 @@ import random
 import pytest
 
 from klamm.base.metrics import Metrics
+from klamm.base.slices import in_one_go
 from klamm.broker.requests.fetch_session import ABANDONED_MS, EVICTION_MS, MAX_ID, FetchSessionCache
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID
 from support.fetch_messages import to_fetch
 from support.metrics import Values

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import pytest
 
 from klamm.base.environment import WorkerFailed
+from klamm.base.slices import in_one_go
 from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import CompressionType, compress
 from klamm.protocol.record.record_batch import BatchHeader

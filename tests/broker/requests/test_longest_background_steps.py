@@ -21,7 +21,7 @@ from klamm.broker.configs.topics import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.records import ControlRecordType, Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.vocabulary import READ_COMMITTED

@@ -28,7 +28,7 @@ from klamm.protocol import compiler, messages
 from klamm.protocol.apis import HAND_WRITTEN
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.machine.small_slices import small_slices
 from support.exchanges import exchange

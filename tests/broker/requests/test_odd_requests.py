@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import crc_matches, iterate_batches

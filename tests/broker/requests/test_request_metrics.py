@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from klamm.base.metrics import RESERVOIR_SIZE, Metrics
+from klamm.base.slices import in_one_go
 from klamm.broker.handlers import APIS
 from klamm.broker.metrics.prometheus_text import DISTRIBUTIONS_PER_SLICE, render
 from klamm.broker.requests.request_metrics import TOGETHER, ApiStatistics, RequestStatistics
@@ -14,7 +15,6 @@ from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import in_one_go
 from klamm.protocol.stop_replica import StopReplicaResponse
 from support.exchanges import exchange
 from support.fetch_messages import fetch_request, to_fetch

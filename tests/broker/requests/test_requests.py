@@ -17,7 +17,7 @@ from klamm.protocol import messages
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic
 from klamm.protocol.apis.fetch import EpochEndOffset
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.compression import CompressionType

@@ -17,7 +17,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataPartitionState,

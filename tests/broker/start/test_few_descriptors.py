@@ -8,7 +8,7 @@ from pathlib import Path
 
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Broker, Cluster
 from support.one_broker import batch

@@ -10,7 +10,7 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.metadata import metadata_cache
 from klamm.broker.start.broker import Broker
 from klamm.protocol.apis.metadata import MetadataRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.zookeeper.client import ZooKeeperClient

@@ -14,7 +14,7 @@ from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
 from klamm.plugins.policies import AlterConfigRequest, NewTopicRequest
 from klamm.protocol import messages
-from klamm.protocol.errors import MAX_MESSAGE_LENGTH, ErrorCode, KafkaError
+from klamm.protocol.error_codes import MAX_MESSAGE_LENGTH, ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from support import plugins
 from support.one_broker import Client, OneBroker, running

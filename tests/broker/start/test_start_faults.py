@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import check_crc, iterate_batches
 from klamm.protocol.record.records import decode_records
 from klamm.storage.segments.log_directory import format_partition_metadata

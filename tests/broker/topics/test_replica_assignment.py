@@ -2,7 +2,7 @@
 
 import pytest
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from klamm.cli.cluster.cockpit import kept_token
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.testing import Cluster
 
 KLAMM = [sys.executable, "-m", "klamm.cli.main"]

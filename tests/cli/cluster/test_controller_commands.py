@@ -20,10 +20,10 @@ from klamm.access.controller import ControllerAddress, NotKlamm, find_controller
 from klamm.cli import main
 from klamm.cli.cluster import controller
 from klamm.cli.cluster.controller import _records, record_line, status_lines
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.testing import Cluster
 from support.processes import ManagedProcess

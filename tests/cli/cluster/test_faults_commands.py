@@ -18,7 +18,7 @@ from klamm.cli.cluster.faults import Port, parse_command
 from klamm.faults.commands import DelayAnswers, FailAnswers
 from klamm.faults.commands.disk import SlowDisk
 from klamm.faults.commands.network import CutLinks
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 
 class Up:

@@ -7,7 +7,7 @@ import pytest
 from klamm.cli.elect.batches import NOT_NEEDED, Event, Pace, elect_preferred, elect_unclean
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.diagnosis.election_plans import PartitionLogEnds
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(5)]

@@ -17,9 +17,9 @@ from klamm.cli.cluster import live
 from klamm.cli.groups.groups import Found, parse_states, positions
 from klamm.client.admin.groups import Coordinator, GroupDescription
 from klamm.client.offsets import ListedOffset, OffsetAndMetadata, list_consumer_group_offsets, list_offsets
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from support.processes import ManagedProcess

@@ -19,7 +19,7 @@ from klamm.cli.groups.group_resets import (
     parse_topic,
     plan,
 )
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))

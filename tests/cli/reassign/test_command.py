@@ -27,7 +27,7 @@ from klamm.cli.shared.options import ClusterOptions
 from klamm.config.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from support.scripted_cluster import ScriptedCluster

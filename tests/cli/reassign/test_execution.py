@@ -22,8 +22,8 @@ from klamm.cli.reassign.state_file import Record, StateFile
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.reassign.throttles import ConfigKey
 from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS
-from klamm.processes.errors import ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from support.reassigned_cluster import SIZE_BYTES, Killed, ReassignedCluster, SteppedStateFile, Steps
 

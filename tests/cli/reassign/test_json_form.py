@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from klamm.cli.reassign.json_form import format_reassignment, parse_reassignment, parse_topics
 from klamm.cli.reassign.planning.model import Placement, anywhere
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 T0, T1, T10 = (TopicPartition("t", number) for number in (0, 1, 10))

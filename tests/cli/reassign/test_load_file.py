@@ -4,7 +4,7 @@ import pytest
 
 from klamm.cli.reassign.load_file import format_load, parse_load
 from klamm.cli.reassign.planning.goals import PartitionLoad
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -30,7 +30,7 @@ from klamm.cli.reassign.throttles import (
 )
 from klamm.config.throttles import FOLLOWER_RATE, FOLLOWER_REPLICAS, LEADER_RATE, LEADER_REPLICAS, LOG_DIR_RATE
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 T0 = TopicPartition("t", 0)

@@ -7,8 +7,8 @@ import pytest
 from klamm.cli.main import run
 from klamm.cli.records.produce import Lines
 from klamm.net.client import Disconnected
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
 class StubProducer:

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from klamm.cli.shared.confirm import confirm
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 
 class Terminal(io.StringIO):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from klamm.base.visible import visible
 from klamm.cli import main
 from klamm.cli.shared.output import TABS, data_output, print_line, print_lines
-from klamm.processes.errors import EXIT_INCOMPLETE, ToolError, unverified_after_errors
+from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError, unverified_after_errors
 
 # Characters that move, hide or reorder others, or end a line for some reader.
 HOSTILE = (

@@ -15,7 +15,7 @@ from klamm.cli.topics.plans import (
     question,
 )
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 
 def brokers(*racks: str | None) -> dict[int, BrokerView]:

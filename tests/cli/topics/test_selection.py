@@ -7,7 +7,7 @@ import typer
 
 from klamm.cli.shared.patterns import Named, named_topics
 from klamm.cli.topics.selection import Selection, select
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 
 TOPICS = ["a.b", "axb", "castle-1", "castle-2", "__consumer_offsets", "x,y"]
 

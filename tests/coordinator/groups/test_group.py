@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, JoinResult, OffsetAndMetadata, SyncResult
 from klamm.protocol.consumer_protocol import subscribed_topics
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode
 from support.coordination import NOW_MS, RANGE, ROUND_ROBIN, a_member
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups import rebalance
 from klamm.coordinator.groups.group import GroupState, JoinedMember, JoinResult
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode
 from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, settle
 
 pytestmark = pytest.mark.loop("virtual")

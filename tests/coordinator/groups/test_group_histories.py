@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups import group_coordinator
 from klamm.coordinator.groups.group import MEMBER_OVERHEAD_BYTES, Group, GroupState, JoinResult
 from klamm.coordinator.groups.group_records import offset_commit_key, read_offset_value
 from klamm.coordinator.ports import TransactionalProducer
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.simulation.machine.small_slices import small_slices
 from support.coordination import Coordination, G, GroupLog, after, in_virtual_time, settle

@@ -6,7 +6,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, Member, OffsetAndMetadata
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import (

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager, java_hash, partition_for
 from klamm.coordinator.groups.group_records import (
@@ -17,8 +18,7 @@ from klamm.coordinator.groups.group_records import (
     offset_commit_value,
     read_group_value,
 )
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from support.coordinator_logs import MemoryCoordinatorLog, OffsetsSettings
 
 T0, T1 = ("t", 0), ("t", 1)

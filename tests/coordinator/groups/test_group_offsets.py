@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.group_records import GroupKey, OffsetKey
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode
 from support.coordination import Coordination, G, after, settle
 
 pytestmark = pytest.mark.loop("virtual")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
 from klamm.coordinator.groups.group_records import (
     GroupKey,

@@ -3,10 +3,10 @@
 import struct
 from collections.abc import Iterable
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.offset_expiration import OFFSETS_PER_SLICE, Select, expire
 from klamm.protocol.consumer_protocol import encode_subscription
-from klamm.protocol.primitives import in_one_go
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.machine.small_slices import small_slices
 from support.coordination import NOW_MS, a_member

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from klamm.coordinator.groups.group import GroupState, JoinResult
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.simulation.machine.loop import SimulatedLoop
 from support.coordination import RANGE, ROUND_ROBIN, Coordination, after, settle
 

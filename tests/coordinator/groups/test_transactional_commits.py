@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import GroupState, OffsetAndMetadata
 from klamm.coordinator.groups.group_metadata_manager import UNKNOWN_PARTITION
 from klamm.coordinator.groups.group_records import GroupKey, OffsetKey
 from klamm.coordinator.ports import TransactionalProducer
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 from support.coordination import Coordination, G, after, settle
 

@@ -10,7 +10,7 @@ from klamm.coordinator.transactions.coordinator import ListedTransaction, Transa
 from klamm.coordinator.transactions.records import transaction_key, transaction_value
 from klamm.coordinator.transactions.states import TransactionState
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch, TransactionMetadata
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from support.coordination import NOW_MS, after, settle
 from support.opcodes import counted_steps
 from support.transactions import MINUTE_MS, P0, P1, StateLog, T, Transactions

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.base.slices import in_slices
 from klamm.coordinator.transactions import marker_manager
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from support.coordination import after, settle
 from support.transactions import P0, P1, Transactions

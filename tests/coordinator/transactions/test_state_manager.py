@@ -10,7 +10,7 @@ import pytest
 from klamm.coordinator.ports import Appended, LogBatch
 from klamm.coordinator.transactions.loader import load_transactions
 from klamm.coordinator.transactions.records import transaction_key
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from support.coordination import after, settle
 from support.transactions import P0, P1, StateLog, T, Transactions
 

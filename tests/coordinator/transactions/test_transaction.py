@@ -15,7 +15,7 @@ from klamm.coordinator.transactions.transaction import (
     init_producer,
     producer_error,
 )
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 
 EMPTY = TransactionState.EMPTY
 ONGOING = TransactionState.ONGOING

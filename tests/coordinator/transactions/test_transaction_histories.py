@@ -19,7 +19,7 @@ from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch, Transaction
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.coordinator.transactions.records import read_transaction_key, read_transaction_value
 from klamm.coordinator.transactions.transaction import TransactionMetadata
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from support.coordination import after, in_virtual_time, settle
 from support.transactions import Ids, Leaders, StateLog, Transactions

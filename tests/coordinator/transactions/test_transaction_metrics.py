@@ -4,7 +4,7 @@ import pytest
 
 from klamm.base.metrics import Metrics
 from klamm.coordinator.transactions.transaction_metrics import register_transaction_metrics
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import NO_LEADER
 from support.coordination import after, settle
 from support.metrics import values

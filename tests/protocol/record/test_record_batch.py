@@ -9,7 +9,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import CompressionType, decompress, decompress_into
 from klamm.protocol.record.records import (

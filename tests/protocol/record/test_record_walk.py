@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record import fast_walk, record_kernels
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import decompress

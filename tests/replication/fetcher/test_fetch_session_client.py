@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.base.slices import in_one_go
 from klamm.broker.requests.fetch_session import FetchSessionCache
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.replication.fetcher.fetch_session_client import FetchSessionClient
 from support.fetch_messages import fetch_response, forgotten_of, to_fetch, wanted_of
 

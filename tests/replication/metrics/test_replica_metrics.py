@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from klamm.base.metrics import Metrics
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.replication.metrics.replica_metrics import register_replica_metrics
 from klamm.replication.ports import WrittenIsr
 from support.metrics import Values

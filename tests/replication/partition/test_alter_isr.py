@@ -7,7 +7,7 @@ import pytest
 
 from klamm.net.client import Disconnected
 from klamm.protocol import messages
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.replication.partition.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr

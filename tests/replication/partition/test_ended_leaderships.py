@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.base.slices import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,

@@ -12,7 +12,7 @@ import pytest
 
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.partition.alter_isr import AlterIsrManager

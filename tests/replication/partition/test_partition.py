@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from klamm.config.safest import ALL_REPLICAS
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from klamm.replication.partition.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from klamm.replication.ports import WrittenIsr

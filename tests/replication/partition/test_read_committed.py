@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from klamm.base.metrics import Metrics
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker, build_end_transaction_marker
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from klamm.replication.metrics.transaction_metrics import register_open_transaction_metrics

@@ -6,7 +6,7 @@ import pytest
 
 from klamm.base.metrics import Metrics
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.partition.topic_metrics import TopicStatistics, _Of
 from support.fetch_messages import fetch_request, to_fetch

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.replication.partition.zk_isr import ZkIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
+from klamm.zookeeper.keeper_exceptions import ConnectionLoss, SessionExpired
 from support.replicas import settle
 
 pytestmark = pytest.mark.loop("virtual")

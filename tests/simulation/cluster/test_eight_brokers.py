@@ -15,7 +15,7 @@ from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import checked
 from klamm.cockpit.recorded.why import why_document
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import NO_LEADER, ElectionType, TopicPartition
 from klamm.recording.difference import difference, words
 from klamm.recording.reader import Recording

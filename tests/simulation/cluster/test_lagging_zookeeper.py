@@ -11,7 +11,7 @@ from klamm.broker.metadata.metadata_cache import MetadataSnapshot
 from klamm.broker.start.broker import Broker
 from klamm.client.cluster import ClusterClient
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import request_class
 from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.simulation.cluster.cluster import SimulatedCluster

@@ -23,7 +23,7 @@ from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import connect
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, TopicPartition

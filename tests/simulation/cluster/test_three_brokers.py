@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from klamm.base.slices import Steps
 from klamm.controller.channels import channel_manager
 from klamm.controller.coalescing import QueuedRequest, coalesce
 from klamm.controller.leader_election import Election, offline_partition_leader_election
-from klamm.protocol.errors import ErrorCode
-from klamm.protocol.primitives import Steps
+from klamm.protocol.error_codes import ErrorCode
 from klamm.replication.partition.delayed_operations import Appended
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from klamm.base.purgatory import DelayedOperation
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.broker.configs.handlers import ConfigHandlers
 from klamm.broker.requests.services import Services
 from klamm.client.admin.reassignments import alter_partition_reassignments
@@ -18,7 +18,7 @@ from klamm.client.retries import RetryPolicy
 from klamm.config.topic import TopicConfig
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record.records import Record
 from klamm.protocol.vocabulary import TopicPartition

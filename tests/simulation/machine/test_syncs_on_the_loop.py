@@ -14,7 +14,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.net.client import Connection
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_LEADER

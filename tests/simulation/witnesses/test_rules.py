@@ -10,7 +10,7 @@ from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import ControllerEvent, ControllerState, Question
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.apis.fetch import FetchPartition
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import BatchHeader, parse_header
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, READ_COMMITTED, PartitionKey

@@ -22,7 +22,7 @@ from klamm.coordinator.transactions.records import read_transaction_value
 from klamm.coordinator.transactions.state_manager import OwnedPartition
 from klamm.coordinator.transactions.states import VALID_PREVIOUS_STATES, TransactionState
 from klamm.coordinator.transactions.transaction import ProducerIdAndEpoch, TransactionMetadata, init_producer
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.protocol.record.records import EndTransactionMarker
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME

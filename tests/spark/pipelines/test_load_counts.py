@@ -8,7 +8,7 @@ import pytest
 
 from klamm.client.options import ClientOptions
 from klamm.client.verification.compare import Batch, batches_of
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 
 from klamm.cli import main
 from klamm.cli.pipeline.pipeline import reason, session
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from support.spark.archiving import archived, in_topic
 from support.spark.producing import numbered, produce
 

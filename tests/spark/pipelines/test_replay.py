@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from klamm.client.cluster import ClusterClient
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.spark.options import OptionError
 from klamm.spark.pipelines import replay as replaying
 from klamm.spark.pipelines.archive import archive

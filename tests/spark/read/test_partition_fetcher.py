@@ -13,7 +13,7 @@ from klamm.client.read_replicas import ReadReplicas
 from klamm.net.client import Disconnected, UnsupportedVersion
 from klamm.protocol.apis.fetch import FetchRequest, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record.records import Record, build_batch
 from klamm.simulation.machine.loop import simulated_loop

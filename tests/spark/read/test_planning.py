@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from klamm.client.cluster import ClusterClient
 from klamm.client.metadata import PartitionMetadata, TopicMetadata
 from klamm.net.client import ConnectFailed
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark.options import OptionError, ReadOptions, read_options
 from klamm.spark.read import planning

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.spark import arrow
 from support.oracles import RealKafka, RealZooKeeper
 from support.spark.producing import numbered, produce

@@ -18,7 +18,7 @@ from klamm.net.client import ConnectFailed, Connection, Disconnected
 from klamm.processes.helper import Helper
 from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
 from klamm.spark.read import partition_reader, task_reader

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.spark.options import write_options
 from klamm.spark.write.writing import record_writer
 from klamm.testing.cluster import Cluster

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.spark.write.columns import Columns
 from klamm.spark.write.encoding import record_sizes
 from klamm.spark.write.partitioning import Topic, assign

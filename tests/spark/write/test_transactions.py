@@ -21,7 +21,7 @@ from pyspark import TaskContext
 from klamm.client import threads
 from klamm.client.prepared_transactions import TransactionGone, require_prepared
 from klamm.net.client import UnsupportedVersion
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.spark.files import FilesError
 from klamm.spark.options import OptionError, write_options
 from klamm.spark.write import transactions

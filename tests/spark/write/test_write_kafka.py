@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.spark.options import write_options
 from klamm.spark.write.writing import record_writer
 from support.oracles import RealKafka, java_tool

@@ -8,7 +8,7 @@ import pytest
 
 from klamm.base.system_environment import SystemEnvironment
 from klamm.net.client import ConnectFailed
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.spark.options import write_options
 from klamm.spark.write.writing import RecordWriter, record_writer
 from klamm.testing.cluster import Cluster

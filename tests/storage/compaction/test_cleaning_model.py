@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.compaction.cleaner import clean, fastest_kernel, kernel_for

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.log.log import AppendOrigin
 from klamm.storage.verification.log_verification import verify_log

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.records import Record, build_batch
 from klamm.simulation.machine.disk import SimulatedFileSystem
 from klamm.simulation.machine.process import Process

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.records import ControlRecordType
 from klamm.simulation.machine.disk import SimulatedFileSystem
 from klamm.simulation.machine.loop import simulated_loop

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import decompress
 from klamm.protocol.record.records import (

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import ControlRecordType, Record, build_batch, decode_records

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import ControlRecordType, Record, build_batch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import ControlRecordType, decode_end_transaction_marker, decode_records
 from klamm.storage.log.log import AppendOrigin

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.log import truncation
 from klamm.storage.log.log import AppendOrigin, Oddity

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import BatchHeader
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker
 from klamm.storage.log import producer_state

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import MAX_SEQUENCE, parse_header
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.log import producer_state

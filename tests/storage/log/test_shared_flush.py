@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log import log as log_module
 from klamm.storage.log.log_config import LogConfig

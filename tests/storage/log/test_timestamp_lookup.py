@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from klamm.base.environment import WorkerFailed
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.base.slices import in_one_go
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.records import Record, build_batch
 from klamm.storage.log.log_config import LogConfig

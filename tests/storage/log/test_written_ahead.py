@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.storage.log import log as log_module
 from klamm.storage.log import written_ahead
 from klamm.storage.log.log import AppendOrigin, Log

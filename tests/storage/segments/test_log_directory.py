@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.storage.segments import log_directory as ld
 from support.logs import DiskEnvironment
 

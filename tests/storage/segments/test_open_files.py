@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.simulation.machine import disk as simulated_disk
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.log_config import LogConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.records import ControlRecordType
 from klamm.storage.log.log import AppendOrigin
 from klamm.storage.log.log_config import LogConfig

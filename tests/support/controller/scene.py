@@ -18,7 +18,7 @@ from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerEvent, Startup
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,

@@ -20,7 +20,7 @@ from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, topic_path
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 from klamm.zookeeper.server import ZooKeeperServer
 
 EPOCH = 5

@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller
 from klamm.znodes.requests import (

@@ -27,7 +27,7 @@ from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
 from klamm.net.client import ClientError
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, TopicPartition
 

@@ -21,7 +21,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.controller import isr_flows, reassignment_steps
 from klamm.controller.controller import KafkaController
 from klamm.controller.parts import ControllerParts
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ACKS_LEADER, NO_EPOCH, PartitionKey
 from klamm.replication.fetcher.fetch_state import PartitionFetch
 from klamm.replication.fetcher.followed_partitions import Fetches, FollowedPartitions

@@ -15,7 +15,7 @@ from klamm.controller.parts import ControllerParts
 from klamm.coordinator.groups import group_coordinator
 from klamm.coordinator.groups.admission import commit_error, member_error
 from klamm.coordinator.groups.group import Group
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.replication.partition import isr
 from klamm.replication.partition import partition as hosted
 from klamm.replication.partition.isr import CommittedIsr, IsrState

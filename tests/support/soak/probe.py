@@ -16,7 +16,7 @@ from klamm.net.client import Address, ClientError, ConnectionOptions
 from klamm.processes.loop_thread import LoopThread
 from klamm.protocol.apis.fetch import FetchResponse
 from klamm.protocol.apis.produce import ProduceResponse
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_ALL, NO_EPOCH, TopicPartition

@@ -1,4 +1,4 @@
-"""The errors of batch queries of a client of Spark Connect, as it prints them; run as a program by test_errors.py.
+"""The errors of batch queries of a client of Spark Connect, as it prints them. `test_readable_errors.py` runs this.
 
 Arguments: the server's URL, and the readers' options as JSON. Prints the errors as JSON.
 """

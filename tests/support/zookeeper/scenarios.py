@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from klamm.base.environment import Environment
-from klamm.zookeeper import errors, jute, messages
+from klamm.zookeeper import jute, keeper_exceptions, messages
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.messages import (
     CREATOR_ALL_ACL,
@@ -101,20 +101,20 @@ async def operations(scene: Scene) -> None:
         assert await client.children("/a") == ["b", "z"]
         assert (await client.get("/a/z"))[0] == b""
         for call, error in (
-            (client.get("/nothing"), errors.NoNode),
-            (client.set("/nothing", b""), errors.NoNode),
-            (client.create("/nothing/below"), errors.NoNode),
-            (client.children("/nothing"), errors.NoNode),
-            (client.delete("/nothing"), errors.NoNode),
-            (client.create("/a"), errors.NodeExists),
-            (client.set("/a", b"", 7), errors.BadVersion),
-            (client.delete("/a/b", 7), errors.BadVersion),
-            (client.delete("/a"), errors.NotEmpty),
-            (client.create("/a/x", acl=[]), errors.InvalidACL),
-            (client.get("relative"), errors.BadArguments),
-            (client.get("/trailing/"), errors.BadArguments),
-            (client.get("/half\udc80"), errors.BadArguments),
-            (client.create("/a/.."), errors.BadArguments),
+            (client.get("/nothing"), keeper_exceptions.NoNode),
+            (client.set("/nothing", b""), keeper_exceptions.NoNode),
+            (client.create("/nothing/below"), keeper_exceptions.NoNode),
+            (client.children("/nothing"), keeper_exceptions.NoNode),
+            (client.delete("/nothing"), keeper_exceptions.NoNode),
+            (client.create("/a"), keeper_exceptions.NodeExists),
+            (client.set("/a", b"", 7), keeper_exceptions.BadVersion),
+            (client.delete("/a/b", 7), keeper_exceptions.BadVersion),
+            (client.delete("/a"), keeper_exceptions.NotEmpty),
+            (client.create("/a/x", acl=[]), keeper_exceptions.InvalidACL),
+            (client.get("relative"), keeper_exceptions.BadArguments),
+            (client.get("/trailing/"), keeper_exceptions.BadArguments),
+            (client.get("/half\udc80"), keeper_exceptions.BadArguments),
+            (client.create("/a/.."), keeper_exceptions.BadArguments),
         ):
             with pytest.raises(error):
                 await call
@@ -129,7 +129,7 @@ async def ephemerals_and_sequences(scene: Scene) -> None:
             assert other.session_id not in (0, client.session_id)
             _, stat = await other.create("/e", b"", ephemeral=True)
             assert stat.ephemeral_owner == other.session_id
-            with pytest.raises(errors.NoChildrenForEphemerals):
+            with pytest.raises(keeper_exceptions.NoChildrenForEphemerals):
                 await client.create("/e/child")
             first, _ = await other.create("/s-", sequential=True)
             second, _ = await other.create("/s-", sequential=True, ephemeral=True)
@@ -156,10 +156,10 @@ async def multis(scene: Scene) -> None:
         assert (results[0].path, results[1].path, results[4].path) == ("/m", "/m/e-0000000000", "/m/gone")
         assert results[2].stat is not None
         assert results[2].stat.version == 1
-        with pytest.raises(errors.BadVersion) as failure:
+        with pytest.raises(keeper_exceptions.BadVersion) as failure:
             await client.multi([SetData("/m", b"3"), Check("/m", 1), Delete("/m")])
         assert (failure.value.index, failure.value.path) == (1, "/m")
-        with pytest.raises(errors.NodeExists) as failure2:
+        with pytest.raises(keeper_exceptions.NodeExists) as failure2:
             await client.multi([Create("/m/new", b""), Create("/m", b"")])
         assert failure2.value.index == 1
         assert (await client.get("/m"))[0] == b"2"
@@ -188,7 +188,7 @@ async def watches_fire_once(scene: Scene) -> None:
         await other.delete("/w")
         assert await data.next() == (EventType.NODE_DELETED, "/w")
         assert await children.next() == (EventType.NODE_DELETED, "/w")
-        with pytest.raises(errors.NoNode):
+        with pytest.raises(keeper_exceptions.NoNode):
             await client.get("/w", fired)
         await other.create("/w")
         await client.sync()
@@ -235,24 +235,24 @@ async def access_control(scene: Scene) -> None:
         # klamm:base64(sha1("klamm:secret"))
         assert acl == (Acl(31, "digest", "klamm:hUj+T5I4F7Dj67/8DFzCrBfBCVY="), READ_ACL[0])
         assert (await stranger.get("/locked"))[0] == b"1"
-        with pytest.raises(errors.NoAuth):
+        with pytest.raises(keeper_exceptions.NoAuth):
             await stranger.set("/locked", b"2")
         await stranger.add_auth("digest", b"klamm:secret")
         await stranger.set("/locked", b"2")
         changed = await stranger.set_acl("/locked", READ_ACL, stat.aversion)
         assert changed.aversion == stat.aversion + 1
-        with pytest.raises(errors.NoAuth):
+        with pytest.raises(keeper_exceptions.NoAuth):
             await client.set("/locked", b"3")
 
 
 async def refused_credentials_finish_the_client(scene: Scene) -> None:
     async with scene.client() as client:
         states = States(client)
-        with pytest.raises(errors.AuthFailed):
+        with pytest.raises(keeper_exceptions.AuthFailed):
             await client.add_auth("no-such-scheme", b"x")
-        with pytest.raises(errors.AuthFailed):
+        with pytest.raises(keeper_exceptions.AuthFailed):
             await client.get("/")
-        with pytest.raises(errors.AuthFailed):
+        with pytest.raises(keeper_exceptions.AuthFailed):
             await client.add_auth("digest", b"a:b")
         assert await states.next() is State.AUTH_FAILED
 
@@ -269,7 +269,7 @@ async def chroot(scene: Scene) -> None:
             results = await deep.multi([Create("/y", b""), SetData("/x", b"2")])
             assert results[0].path == "/y"
             assert await fired.next() == (EventType.NODE_CREATED, "/y")
-            with pytest.raises(errors.NodeExists, match="for /y"):
+            with pytest.raises(keeper_exceptions.NodeExists, match="for /y"):
                 await deep.create("/y")
             assert await client.children("/deep/inside") == ["x", "y"]
             assert (await client.get("/deep/inside/x"))[0] == b"2"
@@ -282,7 +282,7 @@ async def trees(scene: Scene) -> None:
         await client.ensure_path("/t/a/d")
         assert await client.children("/t/a") == ["b", "d"]
         await client.create("/t/e", ephemeral=True)
-        with pytest.raises(errors.NoChildrenForEphemerals):
+        with pytest.raises(keeper_exceptions.NoChildrenForEphemerals):
             await client.ensure_path("/t/e/f/g")
         await client.delete_recursive("/t")
         await client.delete_recursive("/t")
@@ -312,7 +312,7 @@ async def a_cut_connection(scene: Scene) -> None:
         proxy.cut()
         assert await states.next() is State.DISCONNECTED
         for call in (pending, lost_write):
-            with pytest.raises(errors.ConnectionLoss):
+            with pytest.raises(keeper_exceptions.ConnectionLoss):
                 await call
         waiting: list[asyncio.Future[Any]] = [
             client.submit_get("/e"), client.submit_set("/e", b"2"), client.submit_get("/e"),
@@ -411,9 +411,9 @@ async def the_largest_request(scene: Scene) -> None:
         data = b"x" * (1_048_575 - overhead)
         await client.create("/a")
         await client.set("/a", data, 0)
-        with pytest.raises(errors.RequestTooLarge, match=r"1048576 bytes.*1048575"):
+        with pytest.raises(keeper_exceptions.RequestTooLarge, match=r"1048576 bytes.*1048575"):
             await client.set("/a", data + b"x", 1)
-        with pytest.raises(errors.RequestTooLarge):
+        with pytest.raises(keeper_exceptions.RequestTooLarge):
             await client.multi([SetData("/a", b"small", 1), SetData("/a", data, 2)])
         found, stat = await client.get("/a")
         assert (found, stat.version) == (data, 1)
@@ -429,7 +429,7 @@ async def a_silent_server_is_given_up(scene: Scene) -> None:
         states, session_id = States(client), client.session_id
         used, other = (one, two) if one.connections_seen else (two, one)
         used.hold_answers()
-        with pytest.raises(errors.ConnectionLoss, match="nothing heard"):
+        with pytest.raises(keeper_exceptions.ConnectionLoss, match="nothing heard"):
             await client.get("/")
         assert [await states.next(), await states.next()] == [State.DISCONNECTED, State.CONNECTED]
         assert other.connections_seen == 1
@@ -468,7 +468,7 @@ async def garbage_closes_the_connection(scene: Scene) -> None:
         async with scene.proxy() as proxy, scene.client(proxy.address) as client:
             states, session_id = States(client), client.session_id
             proxy.garble(garbage)
-            with pytest.raises(errors.ConnectionLoss, match="garbage"):
+            with pytest.raises(keeper_exceptions.ConnectionLoss, match="garbage"):
                 await client.exists("/")
             assert await states.next() is State.DISCONNECTED
             assert await states.next() is State.CONNECTED
@@ -510,11 +510,11 @@ async def expiry_is_told_by_the_server(scene: Scene) -> None:
         assert not waiting.done()
         proxy.refusing = False
         assert await states.next() is State.EXPIRED
-        with pytest.raises(errors.SessionExpired):
+        with pytest.raises(keeper_exceptions.SessionExpired):
             await waiting
-        with pytest.raises(errors.SessionExpired):
+        with pytest.raises(keeper_exceptions.SessionExpired):
             await client.get("/")
-        with pytest.raises(errors.SessionExpired):
+        with pytest.raises(keeper_exceptions.SessionExpired):
             await client.add_auth("digest", b"a:b")
 
 
@@ -535,10 +535,10 @@ async def a_session_can_be_taken_over(scene: Scene) -> None:
         await heir.close()
         proxy.refusing = False
         assert await states.next() is State.EXPIRED
-        with pytest.raises(errors.SessionExpired):
+        with pytest.raises(keeper_exceptions.SessionExpired):
             await client.get("/")
         late = ZooKeeperClient(scene.environment, scene.address, session=(heir.session_id, b"wrong" * 3))
-        with pytest.raises(errors.SessionExpired):
+        with pytest.raises(keeper_exceptions.SessionExpired):
             await late.start(PATIENCE_SECONDS * 1000)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.base.system_environment import SystemEnvironment
-from klamm.zookeeper import errors, jute, messages
+from klamm.zookeeper import jute, keeper_exceptions, messages
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection
@@ -120,9 +120,9 @@ async def test_a_foreign_session_is_garbage() -> None:
 async def test_no_server_is_an_error_that_names_the_servers() -> None:
     environment = SystemEnvironment()
     client = ZooKeeperClient(environment, "127.0.0.1:1,[::1]:1")
-    with pytest.raises(errors.ConnectionLoss, match=r"127\.0\.0\.1:1.*within 200 ms"):
+    with pytest.raises(keeper_exceptions.ConnectionLoss, match=r"127\.0\.0\.1:1.*within 200 ms"):
         await client.start(200)
-    with pytest.raises(errors.ClientClosed):
+    with pytest.raises(keeper_exceptions.ClientClosed):
         await client.get("/")
     await client.close()
     environment.close()

@@ -12,7 +12,7 @@ from klamm.simulation.cluster.ensemble import EnsembleServer, Lag
 from klamm.simulation.machine.small_slices import small_slices
 from klamm.simulation.machine.world import World
 from klamm.znodes import batches
-from klamm.zookeeper import errors
+from klamm.zookeeper import keeper_exceptions
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.messages import Create, MultiOperation, SetData, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
@@ -109,7 +109,7 @@ class Watches:
 
 
 def version_of(result: batches.Result) -> int:
-    assert not isinstance(result, errors.ZooKeeperError)
+    assert not isinstance(result, keeper_exceptions.ZooKeeperError)
     return 0 if result.stat is None else result.stat.version
 
 

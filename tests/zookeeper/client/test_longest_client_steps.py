@@ -14,7 +14,7 @@ import pytest
 
 from klamm.base.system_environment import SystemEnvironment
 from klamm.simulation.machine.small_slices import small_slices
-from klamm.zookeeper import errors
+from klamm.zookeeper import keeper_exceptions
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.messages import Create, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
@@ -73,7 +73,7 @@ async def all_of(answers: list["asyncio.Future[Any]"], error: type[Exception] | 
         try:
             await answer
             assert error is None
-        except errors.ZooKeeperError as failure:
+        except keeper_exceptions.ZooKeeperError as failure:
             assert error is not None and isinstance(failure, error), failure
 
 
@@ -134,7 +134,7 @@ async def pending_calls_fail_with_the_connection(directory: Path, size: int) -> 
         cut(client)
 
         async def fail() -> None:
-            await all_of(answers, errors.ConnectionLoss)
+            await all_of(answers, keeper_exceptions.ConnectionLoss)
             assert await client.exists("/")  # Whether it connects again in the meantime makes no difference.
 
         yield fail
@@ -161,7 +161,7 @@ async def calls_fail_with_the_session(directory: Path, size: int) -> AsyncIterat
         async def close() -> None:
             await client.close()
             assert all(answer.done() for answer in answers)
-            await all_of(answers, errors.ClientClosed)
+            await all_of(answers, keeper_exceptions.ClientClosed)
 
         yield close
 

@@ -11,7 +11,7 @@ import pytest
 from klamm.base.system_environment import SystemEnvironment
 from klamm.simulation.machine.small_slices import small_slices
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import ZooKeeperErrorCode
+from klamm.zookeeper.keeper_exceptions import ZooKeeperErrorCode
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.access_control import Caller

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.base.steps import in_one_go
-from klamm.zookeeper import errors, messages
-from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
+from klamm.base.slices import in_one_go
+from klamm.zookeeper import keeper_exceptions, messages
+from klamm.zookeeper.keeper_exceptions import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
 from klamm.zookeeper.server.access_control import Caller, Identity, digest_identity, permits
 from klamm.zookeeper.server.nodes import is_valid_path
@@ -107,36 +107,36 @@ def test_versions_wrap_as_java_integers() -> None:
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (messages.Create("/a", b""), errors.NodeExists),
-        (messages.Create("/", b""), errors.NodeExists),
-        (messages.Create("/no/child", b""), errors.NoNode),
-        (messages.Create("no-slash", b""), errors.BadArguments),
-        (messages.Create("", b""), errors.BadArguments),
-        (messages.Create("/a/", b""), errors.BadArguments),
-        (messages.Create("/a/..", b""), errors.BadArguments),
-        (messages.Create("/a\0", b""), errors.BadArguments),
-        (messages.Create("/x", b"", flags=9), errors.BadArguments),
-        (messages.Create("/x", b"", flags=5), errors.Unimplemented),
-        (messages.Create("/x", b"", flags=5, op=OpCode.CREATE_TTL, ttl_ms=5), errors.Unimplemented),
-        (messages.Create("/x", b"", acl=()), errors.InvalidACL),
-        (messages.Create("/x", b"", acl=(Acl(31, "auth", ""),)), errors.InvalidACL),
-        (messages.Create("/x", b"", acl=(Acl(31, "moon", "x"),)), errors.InvalidACL),
-        (messages.Create("/e/child", b""), errors.NoChildrenForEphemerals),
-        (messages.Create("/closed/child", b""), errors.NoAuth),
-        (messages.Delete("/no"), errors.NoNode),
-        (messages.Delete("/a"), errors.NotEmpty),
-        (messages.Delete("/a/b", 3), errors.BadVersion),
-        (messages.Delete("/"), errors.BadArguments),
-        (messages.Delete("/zookeeper/quota"), errors.BadArguments),
-        (messages.Delete("/closed/inside"), errors.NoAuth),
-        (messages.SetData("/no", b""), errors.NoNode),
-        (messages.SetData("/no/", b""), errors.BadArguments),
-        (messages.SetData("/a", b"", 4), errors.BadVersion),
-        (messages.SetData("/closed", b""), errors.NoAuth),
-        (messages.SetAcl("/no", OPEN_ACL), errors.NoNode),
-        (messages.SetAcl("/a", OPEN_ACL, 1), errors.BadVersion),
-        (messages.SetAcl("/a", ()), errors.InvalidACL),
-        (messages.SetAcl("/closed", OPEN_ACL), errors.NoAuth),
+        (messages.Create("/a", b""), keeper_exceptions.NodeExists),
+        (messages.Create("/", b""), keeper_exceptions.NodeExists),
+        (messages.Create("/no/child", b""), keeper_exceptions.NoNode),
+        (messages.Create("no-slash", b""), keeper_exceptions.BadArguments),
+        (messages.Create("", b""), keeper_exceptions.BadArguments),
+        (messages.Create("/a/", b""), keeper_exceptions.BadArguments),
+        (messages.Create("/a/..", b""), keeper_exceptions.BadArguments),
+        (messages.Create("/a\0", b""), keeper_exceptions.BadArguments),
+        (messages.Create("/x", b"", flags=9), keeper_exceptions.BadArguments),
+        (messages.Create("/x", b"", flags=5), keeper_exceptions.Unimplemented),
+        (messages.Create("/x", b"", flags=5, op=OpCode.CREATE_TTL, ttl_ms=5), keeper_exceptions.Unimplemented),
+        (messages.Create("/x", b"", acl=()), keeper_exceptions.InvalidACL),
+        (messages.Create("/x", b"", acl=(Acl(31, "auth", ""),)), keeper_exceptions.InvalidACL),
+        (messages.Create("/x", b"", acl=(Acl(31, "moon", "x"),)), keeper_exceptions.InvalidACL),
+        (messages.Create("/e/child", b""), keeper_exceptions.NoChildrenForEphemerals),
+        (messages.Create("/closed/child", b""), keeper_exceptions.NoAuth),
+        (messages.Delete("/no"), keeper_exceptions.NoNode),
+        (messages.Delete("/a"), keeper_exceptions.NotEmpty),
+        (messages.Delete("/a/b", 3), keeper_exceptions.BadVersion),
+        (messages.Delete("/"), keeper_exceptions.BadArguments),
+        (messages.Delete("/zookeeper/quota"), keeper_exceptions.BadArguments),
+        (messages.Delete("/closed/inside"), keeper_exceptions.NoAuth),
+        (messages.SetData("/no", b""), keeper_exceptions.NoNode),
+        (messages.SetData("/no/", b""), keeper_exceptions.BadArguments),
+        (messages.SetData("/a", b"", 4), keeper_exceptions.BadVersion),
+        (messages.SetData("/closed", b""), keeper_exceptions.NoAuth),
+        (messages.SetAcl("/no", OPEN_ACL), keeper_exceptions.NoNode),
+        (messages.SetAcl("/a", OPEN_ACL, 1), keeper_exceptions.BadVersion),
+        (messages.SetAcl("/a", ()), keeper_exceptions.InvalidACL),
+        (messages.SetAcl("/closed", OPEN_ACL), keeper_exceptions.NoAuth),
     ],
 )
 def test_refused_writes_change_nothing(request_: Any, error: type[ZooKeeperError]) -> None:
@@ -314,9 +314,9 @@ def test_auth_becomes_the_callers_own_identities() -> None:
     caller = Caller(1, (Identity("ip", "127.0.0.1"), me))
     do(tree, messages.Create("/mine", b"", (Acl(31, "auth", ""), Acl(31, "auth", ""))), caller)
     assert tree.get_acl("/mine", caller)[0] == (Acl(31, "digest", "me:abc="),)
-    with pytest.raises(errors.NoAuth):
+    with pytest.raises(keeper_exceptions.NoAuth):
         tree.get_data("/mine", ME)
-    with pytest.raises(errors.NoAuth):
+    with pytest.raises(keeper_exceptions.NoAuth):
         tree.get_acl("/mine", ME)
     assert tree.get_data("/mine", Caller(2, (Identity("super", ""),)))[0] == b""
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper import jute, messages
-from klamm.zookeeper.errors import ZooKeeperErrorCode
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES
+from klamm.zookeeper.keeper_exceptions import ZooKeeperErrorCode
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, OpCode, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.cnxn import MAX_HELD

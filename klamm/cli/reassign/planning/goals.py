@@ -14,7 +14,7 @@ import typer
 
 from klamm.cli.reassign.planning.model import ClusterModel
 from klamm.cli.shared.patterns import named_topics
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 DEFAULT_TOLERANCE: Final = 0.05

@@ -7,11 +7,11 @@ topic's name and on a seed.
 
 from zlib import crc32
 
-from klamm.base.steps import in_one_go
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.planning.goals import Goal, Racks, target_brokers
 from klamm.cli.reassign.planning.model import ANY_LOG_DIR, ClusterModel, Move, Placement, Plan, anywhere
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 
 

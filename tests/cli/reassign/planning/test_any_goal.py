@@ -11,7 +11,7 @@ from klamm.cli.reassign.planning.minimum import minimum_bytes
 from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Plan
 from klamm.cli.reassign.planning.planner import plan
 from klamm.cli.reassign.report import report, report_lines, report_value
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 DIRECTORIES = ("/a", "/b", "/c")

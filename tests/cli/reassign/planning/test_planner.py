@@ -9,7 +9,7 @@ from klamm.cli.reassign.planning.goals import Balance, Goal, PartitionLoad, Rack
 from klamm.cli.reassign.planning.minimum import minimum_bytes
 from klamm.cli.reassign.planning.model import Broker, ClusterModel, Partition, Plan
 from klamm.cli.reassign.planning.planner import plan
-from klamm.processes.errors import ToolError
+from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 REPLICAS, LEADERS, BYTES, LOAD = Balance.REPLICAS, Balance.LEADERS, Balance.BYTES, Balance.LOAD
