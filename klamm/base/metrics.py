@@ -1,7 +1,9 @@
 """Numbers about what a program does: plain counters in the code that counts, read only on demand.
 
-A part that counts owns its numbers (an `int`, a `Histogram`) and registers in `Metrics` how they are read. Names are
-those of Kafka's MBeans (`kafka.controller:type=KafkaController,name=ActiveControllerCount`). Exporters translate them.
+A part that counts owns its numbers (an `int`, a `Histogram`), and its `register(metrics)`, or that of a module beside
+it, says how they are read: one number by `gauge`, `meter` or `histogram`, one for each value of a tag, or of several,
+by `gauges`, `meters` or `histograms`. Names are those of Kafka's MBeans
+(`kafka.controller:type=KafkaController,name=ActiveControllerCount`). Exporters translate them.
 
 What must stay true: counting is a single addition; all other work happens when a metric is read. This module depends on
 no clock, format or network.
@@ -11,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from klamm.base.slices import Steps
 
@@ -92,20 +94,27 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Metric(NamedTuple):
-    """One metric. `read` gives its value (a number or a `Distribution`) by the value of `tag`, "" if there is no tag;
-    if there are several, it gives pairs of a tuple of their values and the number, and None where it has looked at
-    thousands of things.
+Tag = str | tuple[str, ...]
+"""The name of a tag, or of several."""
 
-    `tag_sets`, if any, are the sets of tags that values may have: the values of other tags are "" and not shown.
-    """
+TagSets = tuple[tuple[str, ...], ...]
+"""The sets of tags that values may have, if not all of them: the values of other tags are "" and not shown."""
+
+V = TypeVar("V")
+Read = Callable[[], Mapping[str, V] | Iterator[tuple[tuple[str, ...], V] | None]]
+"""Gives the values by the value of the tag; if there are several tags, pairs of a tuple of their values and the value,
+and None where thousands of things have been looked at."""
+
+
+class Metric(NamedTuple):
+    """One metric. `read` gives its value (a number or a `Distribution`); with the tag "" if it has no tag."""
 
     name: MetricName
     kind: MetricKind
     documentation: str
-    tag: str | tuple[str, ...]
-    read: Callable[[], Mapping[Any, Any] | Iterator[tuple[Any, Any] | None]]
-    tag_sets: tuple[tuple[str, ...], ...] = ()
+    tag: Tag
+    read: Read[Any]
+    tag_sets: TagSets = ()
 
     def values(self) -> Iterator[tuple[Any, Any]]:
         """The tags and values. There may be thousands, which are made as they are taken; others may run in between."""
@@ -137,42 +146,33 @@ class Metrics:
     def gauge(self, name: MetricName, documentation: str, read: Callable[[], float]) -> None:
         self._add(Metric(name, MetricKind.GAUGE, documentation, "", lambda: {"": read()}))
 
-    def gauges(self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """One number for each value of `tag`."""
-        self._add(Metric(name, MetricKind.GAUGE, documentation, tag, read))
-
-    def tagged_gauges(
+    def gauges(
         self,
         name: MetricName,
         documentation: str,
-        tags: tuple[str, ...],
-        read: Callable[[], Iterator[tuple[tuple[str, ...], float]]],
-        tag_sets: tuple[tuple[str, ...], ...] = (),
+        tag: Tag,
+        read: Read[float],
+        tag_sets: TagSets = (),
     ) -> None:
-        """One number for each combination of the values of `tags`."""
-        self._add(Metric(name, MetricKind.GAUGE, documentation, tags, read, tag_sets))
+        self._add(Metric(name, MetricKind.GAUGE, documentation, tag, read, tag_sets))
 
     def meter(self, name: MetricName, documentation: str, read: Callable[[], int]) -> None:
         self._add(Metric(name, MetricKind.METER, documentation, "", lambda: {"": read()}))
 
-    def tagged_meters(
+    def meters(
         self,
         name: MetricName,
         documentation: str,
-        tags: tuple[str, ...],
-        read: Callable[[], Iterator[tuple[tuple[str, ...], int] | None]],
-        tag_sets: tuple[tuple[str, ...], ...] = (),
+        tag: Tag,
+        read: Read[int],
+        tag_sets: TagSets = (),
     ) -> None:
-        """One count for each combination of the values of `tags`."""
-        self._add(Metric(name, MetricKind.METER, documentation, tags, read, tag_sets))
+        self._add(Metric(name, MetricKind.METER, documentation, tag, read, tag_sets))
 
     def histogram(self, name: MetricName, documentation: str, histogram: Distribution) -> None:
         self._add(Metric(name, MetricKind.HISTOGRAM, documentation, "", lambda: {"": histogram}))
 
-    def histograms(
-        self, name: MetricName, documentation: str, tag: str, read: Callable[[], Mapping[str, Distribution]]
-    ) -> None:
-        """One histogram for each value of `tag`."""
+    def histograms(self, name: MetricName, documentation: str, tag: Tag, read: Read[Distribution]) -> None:
         self._add(Metric(name, MetricKind.HISTOGRAM, documentation, tag, read))
 
     def __iter__(self) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ _TIMER_NAMES = {
 }
 
 
-def register_controller_metrics(metrics: Metrics, controller: KafkaController) -> None:
+def register(metrics: Metrics, controller: KafkaController) -> None:
     _register_gauges(metrics, controller)
     _register_events(metrics, controller)
     _register_channels(metrics, controller)

@@ -45,7 +45,7 @@ from klamm.controller.states import (
     legal_transitions,
     log_illegal_transition,
 )
-from klamm.controller.turns import Turns
+from klamm.controller.turns import LoopTurns
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
@@ -77,7 +77,7 @@ class PartitionStateMachine:
         self._request_batch = request_batch
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
-        self._turns = Turns()
+        self._turns = LoopTurns()
 
     async def startup(self) -> None:
         """After an election of the controller, gives every partition its state, and a leader to those without one."""

@@ -99,7 +99,7 @@ class ControllerParts:
             on_leader_and_isr_response=self._on_leader_and_isr_response,
             on_update_metadata_response=self._on_update_metadata_response,
             on_stop_replica_response=self._on_stop_replica_response,
-            on_sent=state_changes.request_sent,
+            state_change_log=state_changes,
             announce=self.announce,
         )
         self.partitions = PartitionStateMachine(

@@ -51,7 +51,7 @@ from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.controller.turns import Turns
+from klamm.controller.turns import LoopTurns
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import LeaderAndIsr
@@ -99,7 +99,7 @@ async def refresh_leadership(parts: ControllerParts, partitions: Collection[Part
     """Reads leaders and ISRs from ZooKeeper into the context: leaders before 2.7 write the ISR there themselves."""
     is_alter_isr_enabled = parts.config.current.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
     watch = None if is_alter_isr_enabled else parts.on_partition_state
-    turns = Turns()
+    turns = LoopTurns()
 
     async def refresh(piece: Sequence[PartitionKey]) -> None:
         states = await parts.store.partition_states(piece, watch)
@@ -293,7 +293,7 @@ async def _lead_without(parts: ControllerParts, dropped: Mapping[PartitionKey, C
 async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
     """Raises the leader epochs in ZooKeeper and sends all replicas LeaderAndIsr with the context's assignment."""
     context, batch = parts.context, parts.batch
-    turns = Turns()
+    turns = LoopTurns()
 
     async def raise_epochs(piece: Sequence[PartitionKey]) -> dict[PartitionKey, LeaderAndIsr]:
         states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
@@ -317,7 +317,7 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Par
 
 
 async def _write_next_epochs(
-    parts: ControllerParts, states: Mapping[PartitionKey, LeaderAndIsr], turns: Turns
+    parts: ControllerParts, states: Mapping[PartitionKey, LeaderAndIsr], turns: LoopTurns
 ) -> dict[PartitionKey, LeaderAndIsr]:
     """The written leaderships. Starts from the context, and reads states again that have changed since."""
     raised = {}

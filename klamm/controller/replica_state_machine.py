@@ -41,7 +41,7 @@ from klamm.controller.states import (
     legal_transitions,
     log_illegal_transition,
 )
-from klamm.controller.turns import Turns
+from klamm.controller.turns import LoopTurns
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
@@ -73,7 +73,7 @@ class ReplicaStateMachine:
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
         self._failures: list[str] = []
-        self._turns = Turns()
+        self._turns = LoopTurns()
 
     async def startup(self) -> None:
         """Gives every replica its state after an election of the controller, and tells the brokers.

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Turns:
+class LoopTurns:
     """Allows one piece of work in each turn of the loop, however many are ready.
 
     ZooKeeper answers many slices at once, and without this their tasks would all continue in the same turn.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from klamm.base.metrics import Metrics
-from klamm.controller.controller_metrics import register_controller_metrics
+from klamm.controller import controller_metrics
 from support.controller.scene import Scene, playing
 
 GAUGES = [
@@ -42,7 +42,7 @@ TIMERS = [
 
 def metrics_of(scene: Scene, broker_id: int) -> Metrics:
     metrics = Metrics()
-    register_controller_metrics(metrics, scene.brokers[broker_id].controller)
+    controller_metrics.register(metrics, scene.brokers[broker_id].controller)
     return metrics
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from klamm.controller.turns import Turns
+from klamm.controller.turns import LoopTurns
 
 
 async def test_one_turn_for_one_caller_however_many_are_ready() -> None:
-    turns, seen = Turns(), []
+    turns, seen = LoopTurns(), []
     loop = asyncio.get_running_loop()
 
     async def work(name: str) -> None:

@@ -13,18 +13,11 @@ from klamm.base.purgatory import Purgatory
 from klamm.base.slices import Steps
 
 
-def register_expired_fetches(metrics: Metrics, purgatories: Mapping[str, Purgatory[Any]]) -> None:
-    """`purgatories` by the names that Kafka has for consumers and followers."""
-    metrics.tagged_meters(
-        MetricName("kafka.server", "DelayedFetchMetrics", "ExpiresPerSec"),
-        "Fetches that have found too few records until their time was up.",
-        ("fetcherType",),
-        lambda: iter([((name,), purgatory.expired_count) for name, purgatory in purgatories.items()]),
-    )
-
-
-def register_purgatory_metrics(metrics: Metrics, purgatories: Mapping[str, Sequence[Purgatory[Any]]]) -> None:
-    """`purgatories` are those that have one name together in Kafka."""
+def register(
+    metrics: Metrics, purgatories: Mapping[str, Sequence[Purgatory[Any]]], fetches: Mapping[str, Purgatory[Any]]
+) -> None:
+    """`purgatories` are those that have one name together in Kafka, `fetches` those of consumers and followers, by
+    Kafka's names for these."""
     sizes: dict[str, int] = {}
     delayed: dict[str, int] = {}
 
@@ -48,3 +41,9 @@ def register_purgatory_metrics(metrics: Metrics, purgatories: Mapping[str, Seque
             "delayedOperation",
             lambda counts=counts: counts,  # type: ignore[misc]
         )
+    metrics.meters(
+        MetricName("kafka.server", "DelayedFetchMetrics", "ExpiresPerSec"),
+        "Fetches that have found too few records until their time was up.",
+        "fetcherType",
+        lambda: {name: purgatory.expired_count for name, purgatory in fetches.items()},
+    )

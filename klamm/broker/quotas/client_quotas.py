@@ -101,7 +101,7 @@ class ClientQuotas:
                 },
             ),
         ):
-            metrics.tagged_gauges(
+            metrics.gauges(
                 MetricName("kafka.server", "quota", name),
                 documentation,
                 _TAGS,

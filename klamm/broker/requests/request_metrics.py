@@ -318,10 +318,10 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
 
     def register(self, metrics: Metrics) -> None:
         group, type_ = "kafka.network", "RequestMetrics"
-        metrics.tagged_meters(
+        metrics.meters(
             MetricName(group, type_, "RequestsPerSec"), "Requests answered.", ("request", "version"), self._requests
         )
-        metrics.tagged_meters(
+        metrics.meters(
             MetricName(group, type_, "ErrorsPerSec"),
             "Error codes in responses; NONE for what has succeeded.",
             ("request", "error"),

@@ -252,7 +252,7 @@ class Listeners(Mapping[str, SocketServer]):
             lambda: len(self._request_queue),
         )
         group, type_ = "kafka.server", "socket-server-metrics"
-        metrics.tagged_gauges(
+        metrics.gauges(
             MetricName(group, type_, "connection-count"),
             "Open connections of each listener.",
             ("listener", "networkProcessor"),
@@ -264,14 +264,14 @@ class Listeners(Mapping[str, SocketServer]):
             "New connections per second.",
             self.quotas.rate_of_broker,
         )
-        metrics.tagged_gauges(
+        metrics.gauges(
             MetricName(group, type_, "connection-accept-rate"),
             "New connections per second of each listener, and of each address with a quota.",
             ("listener", "ip"),
             self._rates,
             tag_sets=(("listener",), ("ip",)),
         )
-        metrics.tagged_gauges(
+        metrics.gauges(
             MetricName("kafka.network", "RequestChannel", "ResponseQueueSize"),
             "Clients that have not taken all of their responses.",
             ("processor",),
@@ -284,7 +284,7 @@ class Listeners(Mapping[str, SocketServer]):
             lambda: sum(server.traffic.expired for server in self._servers.values()),
         )
         for name, documentation, read in _TRAFFIC:
-            metrics.tagged_gauges(
+            metrics.gauges(
                 MetricName(group, type_, name), documentation, ("listener", "networkProcessor"), self._of_servers(read)
             )
 

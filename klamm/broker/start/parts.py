@@ -33,7 +33,7 @@ from klamm.broker.metadata.leader_elections import LeaderElections
 from klamm.broker.metadata.metadata_cache import BrokerMetadata, MetadataCache
 from klamm.broker.metadata.policies import Policy
 from klamm.broker.metadata_updates import ComparedState, MetadataUpdates
-from klamm.broker.metrics.purgatory_metrics import register_expired_fetches, register_purgatory_metrics
+from klamm.broker.metrics import purgatory_metrics
 from klamm.broker.quotas.admin import QuotaAdmin
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.registration.broker_state import BrokerState
@@ -54,22 +54,21 @@ from klamm.broker.topics.topic_admin import TopicAdmin
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.config.versions import ApiVersion
+from klamm.controller import controller_metrics
 from klamm.controller.channels.channel_manager import ControllerChannelManager
 from klamm.controller.controller import KafkaController
-from klamm.controller.controller_metrics import register_controller_metrics
+from klamm.coordinator.groups import group_metrics
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
-from klamm.coordinator.groups.group_metrics import register_group_metrics
+from klamm.coordinator.transactions import transaction_metrics
 from klamm.coordinator.transactions.coordinator import TransactionCoordinator
-from klamm.coordinator.transactions.transaction_metrics import register_transaction_metrics
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.policies import AlterConfigRequest, NewTopicRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME, PartitionKey
 from klamm.replication.fetcher.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.fetcher.throttles import ReplicationThrottles
-from klamm.replication.metrics.replica_metrics import register_replica_metrics
-from klamm.replication.metrics.transaction_metrics import register_open_transaction_metrics
+from klamm.replication.metrics import open_transaction_metrics, replica_metrics
 from klamm.replication.partition.alter_isr import AlterIsrManager
 from klamm.replication.partition.partition import Partition
 from klamm.replication.partition.zk_isr import ZkIsrManager
@@ -330,32 +329,29 @@ class BrokerParts:
         from klamm.broker.metrics.metrics_endpoint import MetricsEndpoint
 
         metrics = Metrics()
-        register_controller_metrics(metrics, self.controller)
-        register_group_metrics(metrics, self.groups)
-        register_transaction_metrics(metrics, self.transaction_coordinator)
+        controller_metrics.register(metrics, self.controller)
+        group_metrics.register(metrics, self.groups)
+        transaction_metrics.register(metrics, self.transaction_coordinator)
         self.listeners.register(metrics)
         self.dispatcher.statistics.register(metrics)
         self.log_manager.cleaner.register(metrics)
         self.replica_manager.log_dir_moves.register(metrics)
         self.followers.register(metrics)
-        register_replica_metrics(metrics, self.replica_manager)
+        replica_metrics.register(metrics, self.replica_manager)
         self.replica_manager.topic_statistics.register(metrics)
         self.services.fetch_sessions.register(metrics)
-        register_purgatory_metrics(metrics, self._purgatories())
-        register_expired_fetches(
-            metrics,
-            {
-                "consumer": self.replica_manager.fetch_purgatory,
-                "follower": self.replica_manager.follower_fetch_purgatory,
-            },
-        )
+        fetches = {
+            "consumer": self.replica_manager.fetch_purgatory,
+            "follower": self.replica_manager.follower_fetch_purgatory,
+        }
+        purgatory_metrics.register(metrics, self._purgatories(), fetches)
         metrics.gauge(
             MetricName("kafka.server", "KafkaServer", "BrokerState"),
             "What the broker does: 1 starts, 2 loads its logs, 3 runs, 6 hands its leaderships over, 7 stops.",
             lambda: self.state,
         )
         self._zookeeper.register(metrics)
-        register_open_transaction_metrics(
+        open_transaction_metrics.register(
             metrics, self.replica_manager.partitions, environment.now_ms, self._config.transaction_max_timeout_ms
         )
         self.throttles.register(metrics, _loop_clock_ms())

@@ -27,7 +27,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.coalescing import QueuedRequest, coalesce
 from klamm.controller.coalescing import size as size_of
-from klamm.controller.turns import Turns
+from klamm.controller.turns import LoopTurns
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, Connector
 from klamm.net.framing import ReceiveBuffer
 from klamm.protocol import leader_and_isr, stop_replica, update_metadata
@@ -65,7 +65,7 @@ class ControllerChannelManager:
         self._on_failure = on_failure
         self._receive_buffer = ReceiveBuffer()
         self._channels: dict[int, _Channel] = {}
-        self._turns = Turns()
+        self._turns = LoopTurns()
 
     def add_broker(self, broker: BrokerRegistration) -> None:
         """Opens a channel to the broker, unless it has one."""
@@ -133,7 +133,7 @@ class _Channel:
 
     task: "asyncio.Task[None]"
 
-    def __init__(self, broker_id: int, connector: Connector, turns: Turns) -> None:
+    def __init__(self, broker_id: int, connector: Connector, turns: LoopTurns) -> None:
         self.broker_id = broker_id
         self._connector = connector
         self._turns = turns

@@ -13,13 +13,13 @@ What must stay true:
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from klamm.base.slices import CHEAP_SLICE, Slices, Steps, in_slices, mapped
 from klamm.config.broker import BrokerConfig
 from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.controller.context import ControllerContext, ReplicaAssignment
-from klamm.controller.state_change_log import SentStates
+from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.leader_and_isr import (
@@ -57,21 +57,6 @@ Send = Callable[[int, ApiKey, Any, OnResponse | None], None]
 """Queues a request (broker id, API, body, callback for the response) for a broker."""
 
 
-class OnSent(Protocol):
-    """Called for each queued request: see `RequestSent`."""
-
-    def __call__(
-        self,
-        controller_epoch: int,
-        api: str,
-        broker_ids: tuple[int, ...],
-        size: int,
-        led: int = 0,
-        delete: bool | None = None,
-        states: SentStates = (),
-    ) -> None: ...
-
-
 class ControllerBrokerRequestBatch:
     """See the module.
 
@@ -89,7 +74,7 @@ class ControllerBrokerRequestBatch:
         on_leader_and_isr_response: Callable[[int, LeaderAndIsrResponse], None],
         on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
         on_stop_replica_response: Callable[[int, StopReplicaResponse, Sequence[StopReplicaTopic]], None],
-        on_sent: OnSent = lambda *_, **__: None,
+        state_change_log: StateChangeLog,
         announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._config = config
@@ -99,7 +84,7 @@ class ControllerBrokerRequestBatch:
         self._on_leader_and_isr_response = on_leader_and_isr_response
         self._on_update_metadata_response = on_update_metadata_response
         self._on_stop_replica_response = on_stop_replica_response
-        self._on_sent = on_sent
+        self._request_sent = state_change_log.request_sent
         self._announce = announce
         # Broker id -> topic -> partition -> the state for the broker.
         self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
@@ -268,7 +253,7 @@ class ControllerBrokerRequestBatch:
             )
             states = ((topic, state) for topic, said in states_of.items() for state in said.values())
             led = leaders.get(broker_id, 0)
-            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(states_of), led, states=states)
+            self._request_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(states_of), led, states=states)
 
     def _leader_and_isr_topic(self, named: tuple[str, dict[int, LeaderAndIsrPartitionState]]) -> LeaderAndIsrTopic:
         topic, states = named
@@ -304,7 +289,7 @@ class ControllerBrokerRequestBatch:
                 broker_id, ApiKey.UPDATE_METADATA, body, self._told(self._on_update_metadata_response, broker_id)
             )
         brokers = tuple(sorted(self._update_metadata_brokers))
-        self._on_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata))
+        self._request_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata))
 
     def _update_metadata_topic(self, named: tuple[str, dict[int, UpdateMetadataPartitionState]]) -> UpdateMetadataTopic:
         topic, states = named
@@ -347,7 +332,7 @@ class ControllerBrokerRequestBatch:
             for topic in topics
             for state in topic.partitions
         )
-        self._on_sent(controller_epoch, "StopReplica", (broker_id,), size, delete=delete, states=states)
+        self._request_sent(controller_epoch, "StopReplica", (broker_id,), size, delete=delete, states=states)
 
     def _broker_epoch(self, broker_id: int) -> int:
         return self._context.live_or_shutting_down_brokers[broker_id].epoch

@@ -7,7 +7,7 @@ from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 GROUP = "kafka.coordinator.group"
 
 
-def register_group_metrics(metrics: Metrics, manager: GroupMetadataManager) -> None:
+def register(metrics: Metrics, manager: GroupMetadataManager) -> None:
     def gauge(name: str, documentation: str, states: frozenset[GroupState]) -> None:
         def count() -> int:
             return sum(group.state in states for group in manager.groups())

@@ -6,7 +6,7 @@ from klamm.coordinator.transactions.coordinator import TransactionCoordinator
 _TYPE = "TransactionMarkerChannelManager"
 
 
-def register_transaction_metrics(metrics: Metrics, coordinator: TransactionCoordinator) -> None:
+def register(metrics: Metrics, coordinator: TransactionCoordinator) -> None:
     def without_leader() -> int:
         return coordinator.markers.without_leader_count
 

@@ -88,7 +88,7 @@ class ReplicaFetcherManager:
                 "clientId",
                 lambda read=read: {"Replica": read()},  # type: ignore[misc]
             )
-        metrics.tagged_gauges(
+        metrics.gauges(
             MetricName("kafka.server", "FetcherLagMetrics", "ConsumerLag"),
             "Offsets that a partition lacks; -1 before the leader's first answer.",
             ("clientId", "topic", "partition"),

@@ -39,7 +39,7 @@ class _Counts:
         self.under_min_isr, self.at_min_isr = under_min_isr, at_min_isr
 
 
-def register_replica_metrics(metrics: Metrics, replica_manager: ReplicaManager) -> None:
+def register(metrics: Metrics, replica_manager: ReplicaManager) -> None:
     counts, isr_changes = _Counts(replica_manager), replica_manager.isr_statistics
     metrics.walk(counts.walk)
     for name, documentation, read in (
@@ -101,7 +101,7 @@ def register_replica_metrics(metrics: Metrics, replica_manager: ReplicaManager) 
         ("InSyncReplicasCount", "Replicas in the ISR; 0 on a follower.", _in_sync_count),
         ("ReplicasCount", "Replicas without those that a reassignment adds; 0 on a follower.", _replica_count),
     ):
-        metrics.tagged_gauges(MetricName("kafka.cluster", "Partition", name), documentation, _TAGS, of_each(read_one))
+        metrics.gauges(MetricName("kafka.cluster", "Partition", name), documentation, _TAGS, of_each(read_one))
 
 
 def _in_sync_count(partition: Partition) -> int:

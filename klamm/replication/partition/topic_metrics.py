@@ -223,7 +223,7 @@ class TopicStatistics:
 
     def register(self, metrics: Metrics) -> None:
         for attribute, name, shown, documentation in _COUNTS:
-            metrics.tagged_meters(
+            metrics.meters(
                 MetricName("kafka.server", "BrokerTopicMetrics", name),
                 documentation,
                 ("topic",),

@@ -32,9 +32,9 @@ from klamm.config.topic import TopicConfig, TopicKeys
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.coordinator.groups.group_metrics import register_group_metrics
+from klamm.coordinator.groups import group_metrics
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
-from klamm.replication.metrics.replica_metrics import register_replica_metrics
+from klamm.replication.metrics import replica_metrics
 from klamm.replication.partition.isr import CommittedIsr
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import log_config
@@ -146,7 +146,7 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
 def _gauges(state: StateChecker, services: Services) -> Iterator[str]:
     """What the broker's metrics say of its replicas, against a recount of the znodes of a cluster that is whole."""
     metrics = Metrics()
-    register_replica_metrics(metrics, services.replica_manager)
+    replica_metrics.register(metrics, services.replica_manager)
     for _ in metrics.walks():
         pass
     true = {
@@ -191,7 +191,7 @@ def _group_gauges(broker: Broker, groups: Mapping[int, Mapping[str, int]]) -> It
     """What the metrics of the broker's groups say, against a recount of those in the memory of all brokers: a group
     shows that the coordinator lacks, or that a former one has kept."""
     metrics = Metrics()
-    register_group_metrics(metrics, broker.parts.groups)
+    group_metrics.register(metrics, broker.parts.groups)
     told = {metric.name.name: dict(metric.values())[""] for metric in metrics}
     mine = groups.get(broker.parts.services.broker_id, {})
     states = sum(count for name, count in told.items() if name not in ("NumGroups", "NumOffsets"))

@@ -286,7 +286,7 @@ class LogManager:
             ("LogEndOffset", "The log end offset.", attrgetter("log_end_offset")),
             ("NumLogSegments", "Segments of the log.", attrgetter("segment_count")),
         ):
-            metrics.tagged_gauges(
+            metrics.gauges(
                 MetricName("kafka.log", "Log", name),
                 documentation,
                 ("topic", "partition"),

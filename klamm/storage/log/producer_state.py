@@ -23,6 +23,7 @@ Source: kafka.log.ProducerStateManager.
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -151,6 +152,7 @@ class ProducerState:
         "_images",
         "_ongoing",
         "_unreplicated",
+        "_unreplicated_markers",
         "end_offset",
     )
 
@@ -161,8 +163,10 @@ class ProducerState:
         self._has_expired = has_expired  # whether a producer has, or it is not known
         # First offset of an open transaction -> producer id, in the order of the offsets.
         self._ongoing: dict[int, int] = {}
-        # First offset of a finished one -> offset of its marker, in the order of the markers.
-        self._unreplicated: dict[int, int] = {}
+        # The first offsets of finished ones, and the offsets of their markers. Both ascend: a transaction is left out
+        # that began after one with a later marker, because it is stable when that one is.
+        self._unreplicated: list[int] = []
+        self._unreplicated_markers: list[int] = []
         self._first_unstable_offset: int | None = None
 
     @property
@@ -278,7 +282,9 @@ class ProducerState:
             return None
         entry.transaction_first_offset = NO_OFFSET
         del self._ongoing[first_offset]
-        self._unreplicated[first_offset] = header.base_offset
+        count = bisect_left(self._unreplicated, first_offset)
+        self._unreplicated[count:] = [first_offset]
+        self._unreplicated_markers[count:] = [header.base_offset]
         last_stable_offset = next(iter(self._ongoing), header.base_offset + 1)
         is_aborted = marker.type is ControlRecordType.ABORT
         return CompletedTransaction(
@@ -298,16 +304,8 @@ class ProducerState:
 
     def high_watermark_updated(self, high_watermark: int) -> None:
         """Transactions whose markers are below the high watermark become stable."""
-        if not self._unreplicated:
-            return
-        stable = []
-        for first_offset, marker_offset in self._unreplicated.items():
-            if marker_offset >= high_watermark:
-                break
-            stable.append(first_offset)
-        for first_offset in stable:
-            del self._unreplicated[first_offset]
-        if self._first_unstable_offset in stable:
+        if self._unreplicated and (count := bisect_left(self._unreplicated_markers, high_watermark)):
+            del self._unreplicated[:count], self._unreplicated_markers[:count]
             self._find_first_unstable()
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> Steps[None]:
@@ -324,8 +322,7 @@ class ProducerState:
     def _find_first_unstable(self) -> None:
         first = next(iter(self._ongoing), None)
         if self._unreplicated:
-            finished = min(self._unreplicated)
-            first = finished if first is None else min(first, finished)
+            first = self._unreplicated[0] if first is None else min(first, self._unreplicated[0])
         self._first_unstable_offset = first
 
     # -- snapshots ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from klamm.broker.start.parts import _host_names
 from klamm.config.broker import BrokerConfig
 from klamm.net import http
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
-from klamm.replication.metrics.replica_metrics import register_replica_metrics
+from klamm.replication.metrics import replica_metrics
 from support.group_wire import commit, committed, find_coordinator
 from support.one_broker import OneBroker, batch, running
 from support.replicas import hosting_broker, state
@@ -97,7 +97,7 @@ def test_the_values_of_thousands_of_clients_are_read_and_written_in_steps() -> N
             read.append(number)
             yield ("Fetch", f"c{number}"), number
 
-    metrics.tagged_gauges(MetricName("g", "quota", "rate"), "Rates.", ("resource", "clientId"), rates)
+    metrics.gauges(MetricName("g", "quota", "rate"), "Rates.", ("resource", "clientId"), rates)
     steps, read_in_steps = render(metrics), []
     text = b""
     while not text:
@@ -188,7 +188,7 @@ async def test_the_values_of_many_partitions_are_read_and_written_in_steps(tmp_p
     async with hosting_broker(tmp_path) as broker:
         await broker.tell(*(state(number) for number in range(600)))
         metrics = Metrics()
-        register_replica_metrics(metrics, broker.manager)
+        replica_metrics.register(metrics, broker.manager)
         broker.log_manager.register(metrics)
         steps = render(metrics)
         assert next(steps) is None

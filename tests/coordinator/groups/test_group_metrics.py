@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.base.metrics import Metrics
-from klamm.coordinator.groups.group_metrics import register_group_metrics
+from klamm.coordinator.groups import group_metrics
 from support.coordination import Coordination
 from support.metrics import values
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.loop("virtual")
 async def test_groups_and_offsets_are_counted() -> None:
     c = await Coordination.elected()
     metrics = Metrics()
-    register_group_metrics(metrics, c.manager)
+    group_metrics.register(metrics, c.manager)
     [member] = await c.stable()
     await c.commit(member)
     for group_id in ("e", "f"):

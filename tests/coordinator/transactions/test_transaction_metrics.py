@@ -3,7 +3,7 @@
 import pytest
 
 from klamm.base.metrics import Metrics
-from klamm.coordinator.transactions.transaction_metrics import register_transaction_metrics
+from klamm.coordinator.transactions import transaction_metrics
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import NO_LEADER
 from support.coordination import after, settle
@@ -20,7 +20,7 @@ def read(metrics: Metrics) -> dict[str, float]:
 async def test_ends_without_a_leader_and_records_that_are_written_again_are_counted() -> None:
     c = await Transactions.elected()
     metrics = Metrics()
-    register_transaction_metrics(metrics, c.coordinator)
+    transaction_metrics.register(metrics, c.coordinator)
     assert {(metric.name.group, metric.name.type) for metric in metrics} == {
         ("kafka.coordinator.transaction", "TransactionMarkerChannelManager")
     }

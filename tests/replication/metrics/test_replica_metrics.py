@@ -7,7 +7,7 @@ import pytest
 
 from klamm.base.metrics import Metrics
 from klamm.protocol.error_codes import ErrorCode
-from klamm.replication.metrics.replica_metrics import register_replica_metrics
+from klamm.replication.metrics import replica_metrics
 from klamm.replication.ports import WrittenIsr
 from support.metrics import Values
 from support.replicas import Broker, scenario, state
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.loop("virtual")
 
 def values(broker: Broker) -> Values:
     metrics = Metrics()
-    register_replica_metrics(metrics, broker.manager)
+    replica_metrics.register(metrics, broker.manager)
     broker.log_manager.register(metrics)
     return Values.of(metrics)
 

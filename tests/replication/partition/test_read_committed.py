@@ -8,7 +8,7 @@ from klamm.base.metrics import Metrics
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.records import ControlRecordType, EndTransactionMarker, build_end_transaction_marker
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
-from klamm.replication.metrics.transaction_metrics import register_open_transaction_metrics
+from klamm.replication.metrics import open_transaction_metrics
 from klamm.storage.log.producer_state import AppendOrigin
 from support.replicas import NOW_MS, T0, batch, scenario, settle, state, want
 
@@ -162,7 +162,7 @@ async def test_a_new_leader_tells_no_offset_before_its_high_watermark_has_reache
 async def test_open_transactions_are_counted_under_kafkas_names(broker):
     await broker.tell(state(0), state(1))
     metrics, clock_ms = Metrics(), [NOW_MS]
-    register_open_transaction_metrics(metrics, broker.manager.partitions, lambda: clock_ms[0], 15 * MINUTE_MS)
+    open_transaction_metrics.register(metrics, broker.manager.partitions, lambda: clock_ms[0], 15 * MINUTE_MS)
     write(broker, transactional(b"a"))
     await acknowledge(broker, 1)
 

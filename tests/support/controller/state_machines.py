@@ -62,7 +62,7 @@ class Batch:
             on_update_metadata_response=lambda *response: self.responses.append(("update_metadata", *response)),
             on_stop_replica_response=lambda *response: self.responses.append(("stop_replica", *response)),
             announce=self.announced.append,
-            on_sent=self.log.request_sent,
+            state_change_log=self.log,
         )
 
     def told(self, api_key: ApiKey) -> dict[int, dict[PartitionKey, Any]]:

@@ -18,7 +18,7 @@ from klamm.replication.partition.partition import Partition
 LATE_AFTER_MS = 5 * 60 * 1000
 
 
-def register_open_transaction_metrics(
+def register(
     metrics: Metrics,
     partitions: Mapping[PartitionKey, Partition],
     now_ms: Callable[[], int],
@@ -45,7 +45,7 @@ def register_open_transaction_metrics(
         late_count = count
 
     metrics.walk(count_late)
-    metrics.tagged_gauges(
+    metrics.gauges(
         MetricName("kafka.cluster", "Partition", "LastStableOffsetLag"),
         "How far the last stable offset is behind the high watermark, where this broker leads transactional producers.",
         ("topic", "partition"),
