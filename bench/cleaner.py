@@ -31,8 +31,8 @@ from support.oracles import RealKafka
 
 sys.path.insert(0, str(ROOT))
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_one_go
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, compressed_batch, parse_header
 from klamm.protocol.record.records import Record, build_batch

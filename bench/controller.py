@@ -47,7 +47,7 @@ from sides import (
     process_rss_bytes,
 )
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol import leader_and_isr
 from klamm.protocol.messages import parse_request_header
 from klamm.zookeeper.client import ZooKeeperClient

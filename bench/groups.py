@@ -41,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 from sides import KAFKA_OPTIONS, KlammBroker, RealZooKeeper, kafka_jars, listener, number, process_cpu_seconds
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.fan_out import find_coordinator_request
 from klamm.client.group_member import Membership, heartbeat_request, join_request, sync_request
 from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request

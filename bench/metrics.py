@@ -35,7 +35,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig
 from klamm.protocol import messages

@@ -25,6 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.planning.goals import Balance, Goal, Racks
 from klamm.cli.reassign.planning.kafka_placement import kafka_plan
@@ -64,7 +65,9 @@ def synthetic(chance: random.Random, size: Size, factor: int, *, heavy: range = 
     while len(partitions) < size.partitions:
         count = min(chance.choice(PARTITIONS_OF_A_TOPIC), size.partitions - len(partitions))
         start, shift = chance.randrange(size.brokers), chance.randrange(size.brokers)
-        placed = assign_replicas(range(size.brokers), count, factor, start_index=start, shift=shift, racks=racks)
+        placed = in_one_go(
+            assign_replicas(range(size.brokers), count, factor, start_index=start, shift=shift, racks=racks)
+        )
         scale = chance.lognormvariate(18, 1.5)
         for number, replicas in placed.items():
             shifted = [skewed(chance, broker, replicas, racks, heavy) for broker in replicas] if heavy else replicas

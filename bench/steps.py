@@ -122,7 +122,7 @@ def _name(handle: asyncio.Handle) -> str:
 async def serve(file: Path) -> None:
     """A broker that stops when stdin ends, or as told: "take" prints the longest steps, "stop" ends in order."""
     from klamm.access.properties import read_properties
-    from klamm.base.environment import SystemEnvironment, raise_open_file_limit
+    from klamm.base.system_environment import SystemEnvironment, raise_open_file_limit
     from klamm.broker.start.broker import Broker
     from klamm.config.broker import BrokerConfig
     from klamm.processes.garbage import GarbageCollection

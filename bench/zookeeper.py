@@ -32,7 +32,7 @@ from sides import (
     process_rss_bytes,
 )
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.messages import SetData
 

@@ -55,7 +55,7 @@ async def zookeeper_of_brokers(client: "ClusterClient") -> str:
     Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
     """
     from klamm.client.admin.configs import ConfigResource, describe_configs
-    from klamm.client.cluster import RetryPolicy
+    from klamm.client.retries import RetryPolicy
     from klamm.protocol.error_codes import KafkaError
     from klamm.protocol.vocabulary import ConfigResourceType
 

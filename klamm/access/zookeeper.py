@@ -20,7 +20,7 @@ async def open_znodes(connect: str) -> "AsyncIterator[KafkaZooKeeper]":
 
     Raises ToolError, also for an error of ZooKeeper or of a znode inside the block.
     """
-    from klamm.base.environment import SystemEnvironment
+    from klamm.base.system_environment import SystemEnvironment
     from klamm.znodes.fields import ZnodeError
     from klamm.znodes.store import KafkaZooKeeper
     from klamm.zookeeper.client import ZooKeeperClient

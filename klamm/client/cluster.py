@@ -5,21 +5,24 @@ What must stay true:
 - Retries end: no attempt begins after the policy's deadline.
 - A broker that is cut off from the cluster does not hold the client back: metadata with an older leader epoch is
   ignored (KIP-320), and before a further attempt the client asks another broker.
-- There is at most one connection per broker address.
+
+`connections.py` has the connections, `metadata.py` what brokers say of the cluster, `retries.py` what is tried again.
 """
 
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, TypeVar
-from uuid import UUID
 
 from klamm.base.environment import Random
-from klamm.base.slices import Slices, Steps, in_slices
+from klamm.base.slices import in_slices
+from klamm.client.connections import Connections
+from klamm.client.metadata import ClusterMetadata, metadata_of, metadata_request, racks_of, topics_metadata
 from klamm.client.options import ClientOptions
 from klamm.client.read_replicas import ReadReplicas
+from klamm.client.retries import RETRIABLE_ERRORS, Attempts, RetryPolicy
 from klamm.net.client import (
     Address,
     Avoided,
@@ -28,7 +31,6 @@ from klamm.net.client import (
     ConnectFailed,
     Connection,
     ConnectionOptions,
-    Connector,
     Disconnected,
     HungUp,
     NoAnswer,
@@ -37,125 +39,15 @@ from klamm.net.client import (
     check_sasl,
     connect,
 )
-from klamm.net.framing import ReceiveBuffer
 from klamm.net.sasl import authenticator
 from klamm.net.tls import client_context
-from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import PARTITIONS_PER_STEP
 
 T = TypeVar("T")
 
 # Once a broker answers, the other bootstrap addresses have this time to say which cluster they belong to.
 COMPARE_FOR_S: Final = 0.3
-
-# Error codes that a retry may resolve (Kafka's RetriableException).
-RETRIABLE_ERRORS = frozenset(
-    {
-        ErrorCode.CORRUPT_MESSAGE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.REQUEST_TIMED_OUT,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.NOT_ENOUGH_REPLICAS,
-        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-        ErrorCode.NOT_CONTROLLER,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.LISTENER_NOT_FOUND,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.OFFSET_NOT_AVAILABLE,
-        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
-        ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-        ErrorCode.UNSTABLE_OFFSET_COMMIT,
-        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionMetadata:
-    """The replicas of a partition; `leader` is -1 when the partition has no leader.
-
-    `offline_replicas` are those whose broker or log directory has failed.
-    """
-
-    error_code: int
-    leader: int
-    leader_epoch: int
-    replicas: list[int]
-    isr: list[int]
-    offline_replicas: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
-    """A topic as a broker described it; `partitions` by index. `topic_id` is None if the response has no id."""
-
-    error_code: int
-    partitions: dict[int, PartitionMetadata]
-    topic_id: UUID | None = None
-    is_internal: bool = False
-
-
-@dataclass(slots=True)
-class ClusterMetadata:
-    """The newest metadata of the cluster: brokers by id, topics by name; `racks` of the brokers that have one."""
-
-    cluster_id: str | None = None
-    controller_id: int = -1
-    brokers: dict[int, Address] = field(default_factory=dict)
-    topics: dict[str, TopicMetadata] = field(default_factory=dict)
-    racks: dict[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How long a request is retried, and how long to wait between attempts (doubling from the first to the last)."""
-
-    deadline_ms: int = 30_000
-    backoff_ms: int = 50
-    max_backoff_ms: int = 1_000
-
-
-class Attempts:
-    """The attempts of one call under a policy: waits between them, and says when no time is left for another."""
-
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline_s = self._loop.time() + policy.deadline_ms / 1000
-        self._backoff_s = policy.backoff_ms / 1000
-        self._max_backoff_s = policy.max_backoff_ms / 1000
-
-    @property
-    def are_over(self) -> bool:
-        """Whether no time is left for another attempt."""
-        return self._loop.time() + self._backoff_s >= self._deadline_s
-
-    async def pause(self) -> None:
-        """Waits before the next attempt."""
-        await asyncio.sleep(self._backoff_s)
-        self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
-
-
-class _Connecting:
-    """The attempts to connect to one address, one at a time, how many have failed and why the last one has.
-
-    `since_s` is the time at which the first attempt since the last connection began; None while one is open.
-    """
-
-    def __init__(self, connector: Connector) -> None:
-        self.connector = connector
-        self.turn = asyncio.Lock()
-        self.failures = 0
-        self.error: ClientError | None = None
-        self.since_s: float | None = None
 
 
 class _LookUp:
@@ -207,15 +99,11 @@ class ClusterClient:
         self._bootstrap = list(bootstrap)
         self._options = options or ConnectionOptions()
         self.retry = retry or RetryPolicy()
-        self._receive_buffer = ReceiveBuffer()
-        self._connections: dict[Address, Connection] = {}
-        self._connecting: dict[Address, _Connecting] = {}
+        self._connections = Connections(self._options)
         self._looking_up: dict[tuple[str, bool], _LookUp] = {}
         # The broker that answered the last metadata request.
         self._informant: Address | None = None
-        self._closed = False
         self._refreshes = 0
-        self._avoided: Mapping[Address, str] = {}
         # Clients made by `another`, until they are closed.
         self._parent: ClusterClient | None = None
         self._children: dict[ClusterClient, None] = {}
@@ -253,7 +141,7 @@ class ClusterClient:
             stale = True
             if address is None:
                 raise self._no_leader(topic, partition)
-            connection = await self._connection(address)
+            connection = await self._connections.to(address)
             return await connection.send(api_key, build, timeout_ms=timeout_ms)
 
         return await self._repeat(attempt, errors_of, repeatable)
@@ -289,7 +177,7 @@ class ClusterClient:
         known: set[Address] = set()
 
         async def connect_to(address: Address) -> None:
-            connection = await self._connection(address, at_most_ms=at_most_ms)
+            connection = await self._connections.to(address, at_most_ms=at_most_ms)
             settled.set()
             if len(asked) > 1:
                 with suppress(ClientError):
@@ -335,7 +223,7 @@ class ClusterClient:
         address = self.metadata.brokers.get(broker_id)
         if address is None:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not in the cluster")
-        return await self._connection(address)
+        return await self._connections.to(address)
 
     async def leader_connection(self, topic: str, partition: int) -> Connection:
         """The connection to a partition's leader, opened if necessary, for requests that are not answered.
@@ -344,8 +232,7 @@ class ClusterClient:
         Raises ConnectFailed or KafkaError when there is no leader to connect to within the client's time.
         """
         address = self._leader_address(topic, partition)
-        connection = None if address is None else self._connections.get(address)
-        if connection is not None and connection.connected:
+        if address is not None and (connection := self._connections.open_to(address)) is not None:
             return connection
 
         async def attempt() -> Connection:
@@ -353,7 +240,7 @@ class ClusterClient:
             address = self._leader_address(topic, partition)
             if address is None:
                 raise self._no_leader(topic, partition)
-            return await self._connection(address)
+            return await self._connections.to(address)
 
         return await self._repeat(attempt, _no_errors)
 
@@ -364,9 +251,7 @@ class ClusterClient:
     def avoid(self, silent: Mapping[Address, str]) -> None:
         """From now on requests to these brokers fail at once with `Avoided`, for the reason given, and those that wait
         for an answer fail as well. A request that any broker may answer goes to another one."""
-        self._avoided = dict(silent)
-        for address in [each for each in self._connections if each in silent]:
-            self._connections.pop(address).close(silent[address])
+        self._connections.avoid(silent)
 
     def another(self) -> "ClusterClient":
         """A client of the same cluster with connections of its own.
@@ -379,20 +264,12 @@ class ClusterClient:
         client.metadata = copy.copy(self.metadata)
         client.metadata.topics = dict(self.metadata.topics)
         client.read_replicas = self.read_replicas
-        client._avoided = self._avoided
+        client._connections.avoid(self._connections.avoided)
         return client
 
     def waits(self, longer_than_s: float) -> dict[Address, str]:
         """The brokers that this client, and those made by `another`, have waited for, and what for."""
-        since_s = asyncio.get_running_loop().time() - longer_than_s
-        found = {
-            address: f"{address[0]}:{address[1]}: no answer yet" if connecting.error is None else str(connecting.error)
-            for address, connecting in self._connecting.items()
-            if connecting.since_s is not None and connecting.since_s < since_s and connecting.turn.locked()
-        }
-        for address, connection in self._connections.items():
-            if (api := connection.unanswered(longer_than_s)) is not None:
-                found[address] = f"{connection}: no answer to {api} yet"
+        found = self._connections.waits(longer_than_s)
         for child in self._children:
             found |= child.waits(longer_than_s)
         return found
@@ -400,16 +277,12 @@ class ClusterClient:
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called; no retry helps then."""
-        return self._closed
+        return self._connections.is_closed
 
     def brokers_to_ask(self) -> list[int]:
         """The brokers of the metadata, those with an open connection first."""
-
-        def is_closed(broker_id: int) -> bool:
-            connection = self._connections.get(self.metadata.brokers[broker_id])
-            return connection is None or not connection.connected
-
-        return sorted(self.metadata.brokers, key=is_closed)
+        brokers = self.metadata.brokers
+        return sorted(brokers, key=lambda broker_id: self._connections.open_to(brokers[broker_id]) is None)
 
     @property
     def request_timeout_ms(self) -> int:
@@ -418,15 +291,9 @@ class ClusterClient:
 
     async def close(self) -> None:
         """Closes all connections; pending requests fail with Disconnected."""
-        self._closed = True
         if self._parent is not None:
             self._parent._children.pop(self, None)
-        connections = list(self._connections.values())
-        self._connections.clear()
-        for connection in connections:
-            connection.close()
-        for connection in connections:
-            await connection.wait_closed()
+        await self._connections.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -440,57 +307,23 @@ class ClusterClient:
                 if not any(code in RETRIABLE_ERRORS for code in errors_of(result)) or attempts.are_over:
                     return result
             except (NotSent, _NoLeader) as error:
-                if attempts.are_over or self._closed or isinstance(error, Avoided):
+                if attempts.are_over or self._connections.is_closed or isinstance(error, Avoided):
                     raise
             except Disconnected:
-                if attempts.are_over or self._closed or not repeatable:
+                if attempts.are_over or self._connections.is_closed or not repeatable:
                     raise
             await attempts.pause()
 
-    async def _connection(self, address: Address, *, at_most_ms: int | None = None) -> Connection:
-        if (silence := self._avoided.get(address)) is not None:
-            raise Avoided(f"{address[0]}:{address[1]}: {silence}")
-        connecting = self._connecting.get(address)
-        if connecting is None:
-            connector = Connector(self._options, self._options.connect_timeout_max_ms, self._receive_buffer)
-            connecting = self._connecting[address] = _Connecting(connector)
-        failures = connecting.failures
-        async with connecting.turn:
-            if self._closed:
-                raise ConnectFailed("this client is closed")
-            connection = self._connections.get(address)
-            if connection is not None and connection.connected:
-                return connection
-            if connecting.failures > failures and connecting.error is not None:
-                # An attempt has failed while this request waited for it. A broker that hangs would let each of many
-                # requests wait for its own, one after another.
-                raise type(connecting.error)(*connecting.error.args)
-            if connecting.since_s is None:
-                connecting.since_s = asyncio.get_running_loop().time()
-            try:
-                connection = await connecting.connector.connect(*address, at_most_ms=at_most_ms)
-            except ClientError as error:
-                connecting.failures += 1
-                connecting.error = error
-                raise
-            connecting.since_s = None
-            if self._closed:
-                connection.close()
-                raise ConnectFailed("this client is closed")
-            self._connections[address] = connection
-            return connection
-
     def _addresses(self) -> list[Address]:
         """Addresses with an open connection first, then the known brokers, then the bootstrap addresses."""
-        live = [address for address, connection in self._connections.items() if connection.connected]
-        return list(dict.fromkeys([*live, *self.metadata.brokers.values(), *self._bootstrap]))
+        return list(dict.fromkeys([*self._connections.open(), *self.metadata.brokers.values(), *self._bootstrap]))
 
     async def _send_any(self, api_key: ApiKey, build: BuildRequest[Response], addresses: Sequence[Address]) -> Response:
         """Tries these addresses in turn; raises the last error."""
         last: ClientError | None = None
         for address in addresses:
             try:
-                connection = await self._connection(address)
+                connection = await self._connections.to(address)
                 response = await connection.send(api_key, build)
             except (NotSent, Disconnected) as error:
                 if isinstance(error, HungUp):
@@ -508,20 +341,18 @@ class ClusterClient:
         if elsewhere and self._informant in addresses:
             index = addresses.index(self._informant) + 1
             addresses = addresses[index:] + addresses[:index]
-        response = await self._send_any(ApiKey.METADATA, lambda version: _metadata_request(version, topics), addresses)
-        for address, connection in list(self._connections.items()):
-            if not connection.connected:
-                del self._connections[address]
+        response = await self._send_any(ApiKey.METADATA, lambda version: metadata_request(version, topics), addresses)
+        self._connections.forget_closed()
         metadata = self.metadata
         metadata.cluster_id = response.cluster_id
         metadata.controller_id = response.controller_id
         metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
-        metadata.racks = _racks(response)
+        metadata.racks = racks_of(response)
         described, refreshes = {}, -1
         # Another response may have arrived meanwhile and be newer than this one.
         while refreshes != self._refreshes:
             refreshes = self._refreshes
-            described = await in_slices(_topics_metadata(response.topics, metadata.topics))
+            described = await in_slices(topics_metadata(response.topics, metadata.topics))
         self._refreshes += 1
         if topics is None:
             metadata.topics = described
@@ -590,22 +421,6 @@ def make_client(options: ClientOptions, random: Random) -> ClusterClient:
     )
 
 
-async def metadata_of(
-    connection: Connection, topics: Sequence[str] | None = None, *, timeout_ms: int | None = None
-) -> ClusterMetadata:
-    """What one broker knows of the cluster and of these topics (None: all), which may be old. Raises ClientError."""
-    response = await connection.send(
-        ApiKey.METADATA, lambda version: _metadata_request(version, topics), timeout_ms=timeout_ms
-    )
-    return ClusterMetadata(
-        response.cluster_id,
-        response.controller_id,
-        {broker.node_id: (broker.host, broker.port) for broker in response.brokers},
-        await in_slices(_topics_metadata(response.topics, {})),
-        _racks(response),
-    )
-
-
 def _check_one_cluster(clusters: Mapping[Address, str | None]) -> None:
     """Raises DifferentClusters. A broker of a Kafka before 0.10.1 does not say the id of its cluster."""
     addresses: dict[str, list[str]] = {}
@@ -615,53 +430,3 @@ def _check_one_cluster(clusters: Mapping[Address, str | None]) -> None:
     if len(addresses) > 1:
         told = "; ".join(f"{', '.join(each)} to cluster {cluster_id}" for cluster_id, each in addresses.items())
         raise DifferentClusters(f"the addresses belong to different clusters: {told}")
-
-
-def _racks(response: MetadataResponse) -> dict[int, str]:
-    return {broker.node_id: broker.rack for broker in response.brokers if broker.rack is not None}
-
-
-def _topics_metadata(
-    topics: Iterable[MetadataResponse.MetadataResponseTopic], known: Mapping[str, TopicMetadata]
-) -> Steps[dict[str, TopicMetadata]]:
-    described: dict[str, TopicMetadata] = {}
-    slices = Slices(PARTITIONS_PER_STEP)
-    for topic in topics:
-        if topic.name is None:
-            continue  # In the requested versions every topic has a name.
-        described[topic.name] = _topic_metadata(topic, known.get(topic.name))
-        if slices.spend(len(topic.partitions)):
-            yield
-    return described
-
-
-def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicMetadata | None) -> TopicMetadata:
-    """The topic of the response, but partitions `known` in a newer leader epoch stay as known."""
-    partitions = {
-        partition.partition_index: PartitionMetadata(
-            partition.error_code,
-            partition.leader_id,
-            partition.leader_epoch,
-            partition.replica_nodes,
-            partition.isr_nodes,
-            partition.offline_replicas,
-        )
-        for partition in topic.partitions
-    }
-    # A deleted and recreated topic restarts at epoch 0: only the topic id tells the two apart.
-    if known is not None and topic.topic_id is not None and topic.topic_id == known.topic_id:
-        for number, state in partitions.items():
-            before = known.partitions.get(number)
-            if before is not None and before.leader_epoch > state.leader_epoch:
-                partitions[number] = before
-    return TopicMetadata(topic.error_code, partitions, topic.topic_id, topic.is_internal)
-
-
-def _metadata_request(version: int, names: Sequence[str] | None) -> MetadataRequest:
-    topics: list[MetadataRequest.MetadataRequestTopic] | None
-    if names is None:
-        # Version 0 has no null; there an empty list means all topics.
-        topics = [] if version == 0 else None
-    else:
-        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)

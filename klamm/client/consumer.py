@@ -24,11 +24,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from klamm.base.tasks import start_task
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
+from klamm.client.metadata import PartitionMetadata
 from klamm.client.offsets import OffsetAndMetadata, list_offsets
 from klamm.client.options import ConsumerOptions, OffsetReset
 from klamm.client.read_replicas import NO_FOLLOWER, Source
+from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.apis.fetch import AbortedTransaction, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -12,12 +12,13 @@ What must stay true:
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
+from klamm.client.retries import RETRIABLE_ERRORS, Attempts, RetryPolicy
 from klamm.net.client import Avoided, Connection, Disconnected, NotSent
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -76,6 +77,11 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     for topic, number in partitions:
         numbers.setdefault(topic, []).append(number)
     return numbers
+
+
+def answers(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
+    """The partitions of a response's topics, each with what is said of it."""
+    return ((TopicPartition(topic.name, each.partition_index), each) for topic in topics for each in topic.partitions)
 
 
 async def fan_out(

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import by_topic, error_of, fan_out, leaders
+from klamm.client.retries import RetryPolicy
 from klamm.net.client import Connection
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic, PartitionData
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest

@@ -19,10 +19,11 @@ from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
-from klamm.client.fan_out import error_of, find_coordinator_request
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import answers, error_of, find_coordinator_request
 from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.client.options import GroupOptions
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import BuildRequest, Connection, Disconnected, NotSent
 from klamm.protocol.apis.heartbeat import HeartbeatRequest
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
@@ -251,14 +252,14 @@ class GroupMember:
             return {}
 
         def codes(response: Any) -> list[int]:
-            of_partitions = [each.error_code for _, each in _committed(response)]
+            of_partitions = [each.error_code for _, each in answers(response.topics)]
             return [response.error_code, *(code for code in of_partitions if code != _UNSTABLE)]
 
         request = offset_fetch_request(self.membership.group_id, partitions, require_stable=True)
         response = await self._repeat(ApiKey.OFFSET_FETCH, request, codes)
         self._check(response.error_code)
         offsets: dict[TopicPartition, OffsetAndMetadata | None] = {}
-        for partition, each in _committed(response):
+        for partition, each in answers(response.topics):
             if each.error_code == _UNSTABLE:
                 continue
             self._check(each.error_code, f"the offset of {partition}")
@@ -419,11 +420,3 @@ class GroupMember:
             instance_id = self.membership.group_instance_id
             raise KafkaError(error.code, f"another member has taken over the group instance id {instance_id}")
         raise error
-
-
-def _committed(response: Any) -> list[tuple[TopicPartition, Any]]:
-    return [
-        (TopicPartition(topic.name, each.partition_index), each)
-        for topic in response.topics
-        for each in topic.partitions
-    ]

@@ -5,13 +5,15 @@ leader nor a follower answers with an end that is not the leader's (KIP-320).
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from klamm.client.admin.log_dirs import TopicPartitionReplica
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
-from klamm.client.fan_out import Route, by_topic, coordinators, error_of, fan_out, leaders, of_brokers
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import Route, answers, by_topic, coordinators, error_of, fan_out, leaders, of_brokers
+from klamm.client.metadata import PartitionMetadata
+from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
 from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
@@ -27,6 +29,8 @@ from klamm.protocol.vocabulary import (
     READ_UNCOMMITTED,
     TopicPartition,
 )
+
+T = TypeVar("T")
 
 ONE_ATTEMPT = RetryPolicy(deadline_ms=0)
 
@@ -121,12 +125,9 @@ async def list_offsets_of_leader(
     )
     response = await connection.send(ApiKey.LIST_OFFSETS, lambda version: request, timeout_ms=timeout_ms)
     return {
-        TopicPartition(topic.name, each.partition_index): error_of(
-            each.error_code, f"{connection} returned no offset for {topic.name}-{each.partition_index}"
-        )
+        partition: error_of(each.error_code, f"{connection} returned no offset for {partition}")
         or ListedOffset(each.offset, each.timestamp, each.leader_epoch)
-        for topic in response.topics
-        for each in topic.partitions
+        for partition, each in answers(response.topics)
     }
 
 
@@ -184,15 +185,13 @@ async def _committed(connection: Connection, group: str) -> dict[TopicPartition,
     if (error := error_of(response.error_code, f"the offsets of group {group}")) is not None:
         return error
     offsets = {}
-    for topic in response.topics:
-        for each in topic.partitions:
-            partition = TopicPartition(topic.name, each.partition_index)
-            if (error := error_of(each.error_code, f"group {group}, {partition}")) is not None:
-                return error
-            if each.committed_offset >= 0:
-                offsets[partition] = OffsetAndMetadata(
-                    each.committed_offset, each.metadata or "", each.committed_leader_epoch
-                )
+    for partition, each in answers(response.topics):
+        if (error := error_of(each.error_code, f"group {group}, {partition}")) is not None:
+            return error
+        if each.committed_offset >= 0:
+            offsets[partition] = OffsetAndMetadata(
+                each.committed_offset, each.metadata or "", each.committed_leader_epoch
+            )
     return dict(sorted(offsets.items()))
 
 
@@ -224,9 +223,7 @@ async def alter_consumer_group_offsets(
         request = offset_commit_request(group, offsets)
         response = await connection.send(ApiKey.OFFSET_COMMIT, lambda version: request)
         results.clear()
-        for topic in response.topics:
-            for each in topic.partitions:
-                results[TopicPartition(topic.name, each.partition_index)] = error_of(each.error_code)
+        results.update((partition, error_of(each.error_code)) for partition, each in answers(response.topics))
         return {group: _transient(results)}
 
     if not offsets:
@@ -244,29 +241,38 @@ def offset_commit_request(
     group_instance_id: str | None = None,
 ) -> OffsetCommitRequest:
     """The commit of a member, or of a client that is not a member."""
-    struct = OffsetCommitRequest.OffsetCommitRequestTopic
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
     return OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=generation_id,
         member_id=member_id,
         group_instance_id=group_instance_id,
-        topics=[
-            struct(
-                name=name,
-                partitions=[
-                    struct.OffsetCommitRequestPartition(
-                        partition_index=number,
-                        committed_offset=each.offset,
-                        committed_leader_epoch=each.leader_epoch,
-                        committed_metadata=each.metadata,
-                    )
-                    for number in numbers
-                    for each in [offsets[TopicPartition(name, number)]]
-                ],
-            )
-            for name, numbers in by_topic(sorted(offsets)).items()
-        ],
+        topics=committed_topics(topic, topic.OffsetCommitRequestPartition, offsets),
     )
+
+
+def committed_topics(
+    topic_class: Callable[..., T],
+    partition_class: Callable[..., Any],
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+) -> list[T]:
+    """The offsets in a commit, within a transaction or not."""
+    return [
+        topic_class(
+            name=name,
+            partitions=[
+                partition_class(
+                    partition_index=number,
+                    committed_offset=each.offset,
+                    committed_leader_epoch=each.leader_epoch,
+                    committed_metadata=each.metadata,
+                )
+                for number in numbers
+                for each in [offsets[TopicPartition(name, number)]]
+            ],
+        )
+        for name, numbers in by_topic(sorted(offsets)).items()
+    ]
 
 
 async def delete_consumer_group_offsets(
@@ -292,9 +298,7 @@ async def delete_consumer_group_offsets(
         if (error := error_of(response.error_code)) is not None:
             return {group: error}
         results.clear()
-        for topic in response.topics:
-            for each in topic.partitions:
-                results[TopicPartition(topic.name, each.partition_index)] = error_of(each.error_code)
+        results.update((partition, error_of(each.error_code)) for partition, each in answers(response.topics))
         return {group: _transient(results)}
 
     error = (await fan_out(client, [group], coordinators(client), ask))[group]

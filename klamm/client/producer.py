@@ -18,18 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from klamm.base.environment import Environment
+from klamm.client.batches import Batch, Identity, Transaction, TransactionFailed
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
-from klamm.client.sender import (
-    Batch,
-    Identity,
-    PartitionQueue,
-    Sender,
-    TopicPartitions,
-    Transaction,
-    TransactionFailed,
-)
+from klamm.client.sender import PartitionQueue, Sender
+from klamm.client.topic_partitions import TopicPartitions, describe_topics
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType
@@ -96,6 +90,7 @@ class Producer:
         environment: Environment,
         transaction: Transaction | None = None,
     ) -> None:
+        self._client = client
         self._sender = Sender(client, options, transaction)
         self._options = options
         self._environment = environment
@@ -114,7 +109,7 @@ class Producer:
         now_s = asyncio.get_running_loop().time()
         known = self._topics.get(topic)
         if known is None or now_s - known.described_at_s > TOPIC_MAX_AGE_S:
-            described = await self._sender.describe([topic])
+            described = await describe_topics(self._client, [topic])
             known = self._topics[topic] = _Topic(described[topic], now_s)
         return known.partitions
 

@@ -1,7 +1,7 @@
 """Sends batches of records to their partitions' leaders until they are acknowledged. Every producer stands on it.
 
 A batch comes sealed, with its producer's id and sequence numbers (`PartitionBatch`: Spark's), or it is sealed here when
-it is sent for the first time (`Batch.seal`: those of `klamm.client.producer`).
+it is sent for the first time (`Batch.seal`: those of `klamm.client.producer`). `batches.py` has both kinds.
 
 What must stay true:
 - A batch counts as acknowledged when the replicas that `acks` names have it, and only then is it forgotten here.
@@ -29,25 +29,33 @@ Source: org.apache.kafka.clients.producer.internals.Sender, TransactionManager.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from klamm.base.tasks import start_task
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.batches import (
+    NO_IDENTITY,
+    Batch,
+    Identity,
+    PartitionBatch,
+    SealedBatch,
+    Transaction,
+    TransactionFailed,
+)
+from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
-from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType
-from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence, parse_header
+from klamm.protocol.record.record_batch import NO_SEQUENCE, BatchHeader, advance_sequence
 from klamm.protocol.record.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, UNKNOWN_OFFSET, PartitionKey
 
@@ -81,62 +89,6 @@ _PRODUCER_LOST = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionBatch:
-    """A sealed batch for a partition; `size_bytes` without compression."""
-
-    topic: str
-    partition: int
-    data: Buffer
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPartitions:
-    """How many partitions a topic has, and which of them have a leader."""
-
-    count: int
-    available: list[int]
-
-
-class Identity(NamedTuple):
-    """The producer id and epoch."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
-
-
-class TransactionFailed(KafkaError):
-    """Nothing more can be sent in this transaction."""
-
-
-class Transaction(ABC):
-    """The transactions of a producer, one at a time, as far as its sender must know them."""
-
-    transactional_id: str
-    identity: Identity
-    """The producer id and epoch. Sequence numbers begin at 0 with each epoch."""
-    number: int = 0
-    """How many transactions have ended."""
-
-    @abstractmethod
-    async def add_partition(self, partition: PartitionKey) -> None:
-        """Returns when the coordinator knows that the transaction writes to this partition.
-
-        Raises TransactionFailed; KafkaError and ClientError when the coordinator did not answer in time.
-        """
-
-    @abstractmethod
-    def batch_failed(self, error: BaseException, *, may_come_late: bool) -> None:
-        """A batch will not be written, or perhaps not. So the transaction cannot be committed.
-
-        With `may_come_late` a batch may still be on its way to a leader, after this.
-        """
-
-
 async def init_producer_id(client: ClusterClient) -> Identity:
     """A new producer id and its epoch. Raises KafkaError, ClientError."""
     response = await client.send_to_any(
@@ -157,72 +109,6 @@ def produce_request(
     """The request with one batch, for the leader of its partition."""
     topic, number = partition
     return ProduceRequest.of(transactional_id, acks, timeout_ms, [(topic, [(number, batch)])])
-
-
-class Batch(ABC):
-    """A batch of one partition that waits for its acknowledgement, and what its producer wants to know of it.
-
-    `deadline` is a time of the loop's clock. `data` is the sealed batch, None until then; `memory_bytes` what counts
-    against the buffer memory. `attempts` counts how often it was sent. Only a ready batch is sent. `number` grows with
-    each batch of the sender.
-    """
-
-    __slots__ = ("attempts", "data", "deadline", "is_ready", "memory_bytes", "number", "size_bytes")
-
-    def __init__(self, size_bytes: int, deadline: float, data: Buffer | None = None) -> None:
-        self.size_bytes = size_bytes
-        self.memory_bytes = size_bytes if data is None else len(data)
-        self.deadline = deadline
-        self.data = data
-        self.is_ready = data is not None
-        self.attempts = 0
-        self.number = 0
-
-    @property
-    def header(self) -> BatchHeader:
-        assert self.data is not None
-        return parse_header(self.data)
-
-    @abstractmethod
-    def seal(self, identity: Identity, sequence: int) -> Generator[int, None, None]:
-        """Sets `data`, in steps."""
-
-    @abstractmethod
-    def unseal(self) -> bool:
-        """Makes it a batch that was never sent, and can be sealed again; False if that is not possible."""
-
-    @abstractmethod
-    def part(self, size_bytes: int, data: Buffer, first: int, count: int) -> "Batch":
-        """`count` of this batch's records, from the record with index `first` on, as a batch with this `data`."""
-
-    @abstractmethod
-    def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
-        """The replicas have the batch; the offset is -1 if the response has none."""
-
-    @abstractmethod
-    def failed(self, error: BaseException) -> None:
-        """It will not be sent again."""
-
-
-class _SealedBatch(Batch):
-    """A batch that came sealed. Its failure ends the sender, and the waiters get the error."""
-
-    __slots__ = ()
-
-    def seal(self, identity: Identity, sequence: int) -> Generator[int, None, None]:
-        raise AssertionError("a sealed batch was to be sealed")
-
-    def unseal(self) -> bool:
-        return False
-
-    def part(self, size_bytes: int, data: Buffer, first: int, count: int) -> Batch:
-        return _SealedBatch(size_bytes, self.deadline, data)
-
-    def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
-        pass
-
-    def failed(self, error: BaseException) -> None:
-        pass
 
 
 class Sender:
@@ -254,24 +140,6 @@ class Sender:
         """A new producer id and its epoch. Raises KafkaError, ClientError."""
         return await init_producer_id(self._client)
 
-    async def describe(self, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-        """The partitions of these topics; brokers that may create topics (auto.create.topics.enable) do.
-
-        Raises KafkaError when there is no such topic within the client's time, or it may not be written to.
-        """
-        names = list(topics)
-        response = await self._client.send_to_any(
-            ApiKey.METADATA,
-            lambda version: _metadata_request(version, names),
-            errors_of=lambda response: _topic_errors(response, names).values(),
-        )
-        for name, code in _topic_errors(response, names).items():
-            if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
-            if code != ErrorCode.NONE:
-                raise KafkaError(ErrorCode(code), f"topic {name}")
-        return {topic.name: _partitions(topic) for topic in response.topics if topic.name in names}
-
     async def append(self, batches: Sequence[PartitionBatch]) -> dict[str, int]:
         """Takes sealed batches over, in the order of their sequence numbers, as soon as there is room for them.
 
@@ -281,7 +149,7 @@ class Sender:
         for batch in batches:
             await self.wait_for_room(len(batch.data))
             deadline = asyncio.get_running_loop().time() + self._options.delivery_timeout_ms / 1000
-            self.queue(batch.topic, batch.partition).append(_SealedBatch(batch.size_bytes, deadline, batch.data))
+            self.queue(batch.topic, batch.partition).append(SealedBatch(batch.size_bytes, deadline, batch.data))
         return dict(self.limits)
 
     async def wait_for_room(self, size_bytes: int) -> None:
@@ -551,7 +419,7 @@ class PartitionQueue:
 
     async def _unseal_refused(self, in_flight: Iterable["asyncio.Task[ProduceResponse]"]) -> None:
         """Behind a refused batch the leader refuses the others for their sequence numbers: these may get new ones."""
-        if isinstance(self.batches[0], _SealedBatch):
+        if isinstance(self.batches[0], SealedBatch):
             return
         responses = await asyncio.gather(*in_flight, return_exceptions=True)
         for batch, response in zip(islice(self.batches, 1, None), responses, strict=False):
@@ -661,7 +529,7 @@ class PartitionQueue:
 
     def _give_up(self, batch: Batch, refused: "_Refused") -> None:
         """Fails the first batch, and those behind it that may be in the log. Raises `refused` for a sealed batch."""
-        if isinstance(batch, _SealedBatch):
+        if isinstance(batch, SealedBatch):
             raise refused
         if self.sender.transaction is not None:
             unanswered = sum(each.attempts for each in self.batches) - isinstance(refused, _RefusedByLeader)
@@ -745,26 +613,3 @@ def _rebuilt(records: Sequence[Record], header: BatchHeader, first: int) -> byte
         base_sequence=sequence if sequence == NO_SEQUENCE else advance_sequence(sequence, first),
         is_transactional=header.is_transactional,
     )
-
-
-def _partitions(topic: MetadataResponse.MetadataResponseTopic) -> TopicPartitions:
-    count = len(topic.partitions)
-    led = [partition.partition_index for partition in topic.partitions if partition.leader_id >= 0]
-    return TopicPartitions(count, sorted(led) or list(range(count)))
-
-
-def _topic_errors(response: MetadataResponse, names: Sequence[str]) -> dict[str, int]:
-    """The error of each topic; one without partitions has no leader yet."""
-    described = {topic.name: topic for topic in response.topics}
-    errors = {}
-    for name in names:
-        topic = described.get(name)
-        errors[name] = int(ErrorCode.LEADER_NOT_AVAILABLE)
-        if topic is not None and (topic.error_code != ErrorCode.NONE or topic.partitions):
-            errors[name] = topic.error_code
-    return errors
-
-
-def _metadata_request(version: int, names: Sequence[str]) -> Any:
-    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=True)

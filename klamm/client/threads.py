@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import uvloop
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.options import ClientOptions
 

@@ -1,7 +1,7 @@
 """Transactions of a producer (KIP-98, KIP-360, KIP-447), as their coordinator sees them, and their end in two phases.
 
 `TransactionManager` holds one producer's transactions; a `Sender` sends their records. `prepare` makes the end of a
-transaction a thing of its own: any process may commit or abort it later (`end_prepared`).
+transaction a thing of its own (`prepared_transactions.py`). It is one table of states with the rules for each edge.
 
 What must stay true:
 - A transaction is committed only if every record and every offset of it has been acknowledged. When one could not be
@@ -14,10 +14,6 @@ What must stay true:
   is aborted in the next epoch, in which the leaders refuse it.
 - A request of a transaction changes no later one: where an answer was lost, so that the request may still be on its way
   on the former connection, the next transaction begins in the next epoch, in which the coordinator refuses it.
-- A `PreparedTransaction` names exactly one transaction: no other one begins under its producer epoch. So ending it
-  twice ends nothing else.
-- No request needs a version of KIP-890's second part, in which the coordinator raises the epoch with each transaction:
-  all brokers since Kafka 2.5 are served in the same way.
 
 Source: org.apache.kafka.clients.producer.internals.TransactionManager.
 """
@@ -27,39 +23,42 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
-from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient
-from klamm.client.fan_out import CoordinatorType, Unroutable, by_topic, coordinators, error_of
+from klamm.client.batches import NO_IDENTITY, Identity, Transaction, TransactionFailed
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import CoordinatorType, answers
 from klamm.client.group_member import NO_GENERATION, Membership
 from klamm.client.offsets import OffsetAndMetadata
-from klamm.client.sender import NO_IDENTITY, Identity, Transaction, TransactionFailed
-from klamm.net.client import ClientError, Disconnected, NotSent, UnsupportedVersion
+from klamm.client.transaction_requests import (
+    FENCED,
+    TRANSIENT,
+    UNKNOWN_TO_COORDINATOR,
+    PreparedTransaction,
+    TransactionCoordinator,
+    add_partitions_request,
+    code_of,
+    codes_of_added,
+    end_request,
+    explained,
+    offset_commit_request,
+)
+from klamm.net.client import ClientError, UnsupportedVersion
 from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnRequest
-from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
-from klamm.protocol.apis.end_txn import EndTxnRequest, EndTxnResponse
+from klamm.protocol.apis.end_txn import EndTxnResponse
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 
-# The wait while the markers of the last transaction are written, which takes a few milliseconds.
-CONCURRENT_TRANSACTIONS_BACKOFF_S: Final = 0.02
 # From this version on InitProducerId continues a producer whose id and epoch the request names (KIP-360).
 _CONTINUING_VERSION: Final = 3
-
-_MOVED: Final = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.REQUEST_TIMED_OUT})
-_TRANSIENT: Final = RETRIABLE_ERRORS | {ErrorCode.CONCURRENT_TRANSACTIONS}
-_FENCED: Final = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
-_UNKNOWN_TO_COORDINATOR: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID})
-# The coordinator no longer has a prepared transaction open.
-_GONE: Final = _FENCED | _UNKNOWN_TO_COORDINATOR | {ErrorCode.INVALID_TXN_STATE}
 
 # Errors after which the transaction can be aborted and the producer continues; all others of these requests end it.
 _ABORTABLE: Final = {
     ApiKey.INIT_PRODUCER_ID: frozenset({ErrorCode.TRANSACTION_ABORTABLE}),
-    ApiKey.ADD_OFFSETS_TO_TXN: _UNKNOWN_TO_COORDINATOR
+    ApiKey.ADD_OFFSETS_TO_TXN: UNKNOWN_TO_COORDINATOR
     | {ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TRANSACTION_ABORTABLE},
     ApiKey.TXN_OFFSET_COMMIT: frozenset(
         {
@@ -70,12 +69,12 @@ _ABORTABLE: Final = {
             ErrorCode.TRANSACTION_ABORTABLE,
         }
     ),
-    ApiKey.END_TXN: _UNKNOWN_TO_COORDINATOR | {ErrorCode.TRANSACTION_ABORTABLE},
+    ApiKey.END_TXN: UNKNOWN_TO_COORDINATOR | {ErrorCode.TRANSACTION_ABORTABLE},
 }
 # Errors that end the producer; after all others of these requests the transaction can be aborted. A leader's
 # INVALID_PRODUCER_EPOCH may be older than what the coordinator knows (KIP-588): the abort shows who is fenced.
 _FATAL: Final = {
-    ApiKey.ADD_PARTITIONS_TO_TXN: _FENCED
+    ApiKey.ADD_PARTITIONS_TO_TXN: FENCED
     | {ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_TXN_STATE},
     ApiKey.PRODUCE: frozenset(
         {
@@ -87,20 +86,6 @@ _FATAL: Final = {
     ),
 }
 
-_EXPLANATIONS: Final = {
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "needs Write on the transactional id",
-    ErrorCode.INVALID_TRANSACTION_TIMEOUT: (
-        "transaction.timeout.ms must be more than 0 and no more than the brokers' transaction.max.timeout.ms"
-    ),
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "writing needs Write on the topic",
-    ErrorCode.GROUP_AUTHORIZATION_FAILED: "committing offsets needs Read on the group",
-    ErrorCode.INVALID_TXN_STATE: "the coordinator has no such transaction open",
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING: "the coordinator knows the transactional id under another producer id",
-    ErrorCode.ILLEGAL_GENERATION: "the group has rebalanced since its offsets were read",
-    ErrorCode.UNKNOWN_MEMBER_ID: "the group has removed the member whose offsets these are",
-    ErrorCode.FENCED_INSTANCE_ID: "another member has taken over the group instance id",
-    ErrorCode.CONCURRENT_TRANSACTIONS: "the end of the last transaction is not complete yet",
-}
 _FENCED_TEXT: Final = "a newer producer has this transactional id, or the transaction has timed out"
 
 
@@ -114,78 +99,6 @@ class ProducerEnded(TransactionFailed):
 
 class ProducerFenced(ProducerEnded):
     """A newer producer has the transactional id, or the transaction has timed out; both have aborted it."""
-
-
-class TransactionGone(KafkaError):
-    """The coordinator no longer has a prepared transaction open, and did not end it as asked.
-
-    It has timed out and was aborted; or a newer producer with its transactional id has aborted it, or began after it
-    had ended; or another process ended it in the other way.
-    """
-
-
-class PreparedTransaction(NamedTuple):
-    """A transaction whose records are all written and whose end is decided later, perhaps by another process.
-
-    A plain tuple: `json.dumps(prepared)` and `PreparedTransaction(*json.loads(text))` store it.
-    """
-
-    transactional_id: str
-    producer_id: int
-    producer_epoch: int
-
-
-async def end_prepared(client: ClusterClient, prepared: PreparedTransaction, *, commit: bool) -> None:
-    """Commits or aborts exactly this transaction. Repeating the call does nothing more.
-
-    Raises TransactionGone when the coordinator no longer has it. Raises KafkaError and ClientError when the coordinator
-    did not answer in time, or refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED); then the call may be repeated.
-    """
-    coordinator = _Coordinator(client, prepared.transactional_id, CoordinatorType.TRANSACTION)
-    response = await coordinator.ask(ApiKey.END_TXN, _end_request(prepared, commit=commit), _code_of)
-    error = _error_of(response.error_code, f"the {'commit' if commit else 'abort'} of {_name(prepared)}")
-    if error is None:
-        return
-    raise _gone(prepared, error, "can no longer be committed" if commit else "is no longer open")
-
-
-async def require_prepared(client: ClusterClient, prepared: PreparedTransaction, partition: PartitionKey) -> None:
-    """Raises TransactionGone unless the coordinator still has this transaction open; otherwise as `end_prepared`.
-
-    `partition` is one that the transaction writes to: adding it once more changes nothing and shows who is fenced. Not
-    to be called after `end_prepared`, when it would begin another transaction.
-    """
-    coordinator = _Coordinator(client, prepared.transactional_id, CoordinatorType.TRANSACTION)
-    response = await coordinator.ask(
-        ApiKey.ADD_PARTITIONS_TO_TXN, _add_request(prepared, [partition]), lambda response: _added(response).values()
-    )
-    code = _added(response).get(partition, int(ErrorCode.UNKNOWN_SERVER_ERROR))
-    error = _error_of(code, f"the partition {partition[0]}-{partition[1]} of {_name(prepared)}")
-    if error is not None:
-        raise _gone(prepared, error, "is no longer open")
-
-
-async def fence(client: ClusterClient, transactional_id: str, timeout_ms: int) -> bool:
-    """Fences the producers of a transactional id, and aborts what they left open. Returns whether that was anything.
-
-    The coordinator also knows a new id afterwards. Raises KafkaError and ClientError.
-    """
-    codes: set[int] = set()
-
-    def seen(response: Any) -> Iterable[int]:
-        codes.add(response.error_code)
-        return _code_of(response)
-
-    request = InitProducerIdRequest(
-        transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
-    )
-    coordinator = _Coordinator(client, transactional_id, CoordinatorType.TRANSACTION)
-    response = await coordinator.ask(ApiKey.INIT_PRODUCER_ID, request, seen)
-    error = _error_of(response.error_code, f"the registration of {transactional_id}")
-    if error is not None:
-        raise error
-    # The coordinator aborts an open transaction before it registers a producer.
-    return ErrorCode.CONCURRENT_TRANSACTIONS in codes
 
 
 class State(Enum):
@@ -229,7 +142,7 @@ class TransactionManager(Transaction):
         self.state = State.UNINITIALIZED
         self._client = client
         self._timeout_ms = timeout_ms
-        self._coordinator = _Coordinator(client, transactional_id, CoordinatorType.TRANSACTION)
+        self._coordinator = TransactionCoordinator(client, transactional_id, CoordinatorType.TRANSACTION)
         self._error: TransactionFailed | None = None
         # The partitions of this transaction that the coordinator knows of, and those that it is yet to be told.
         self._partitions: set[PartitionKey] = set()
@@ -360,7 +273,7 @@ class TransactionManager(Transaction):
         elif self._may_be_open:
             response = await self._end(commit=False)
             code = response.error_code
-            if code in _UNKNOWN_TO_COORDINATOR:
+            if code in UNKNOWN_TO_COORDINATOR:
                 # The coordinator has forgotten the producer, and has no transaction of it.
                 self._must_bump_epoch = True
             elif code != ErrorCode.INVALID_TXN_STATE or self._partitions or self._has_offsets:
@@ -381,7 +294,7 @@ class TransactionManager(Transaction):
         if self._error is not None and self._error.code is code:
             return  # the batch failed because of this error
         if code in _FATAL[ApiKey.PRODUCE]:
-            self._fail(ProducerFenced if code in _FENCED else ProducerEnded, code, message)
+            self._fail(ProducerFenced if code in FENCED else ProducerEnded, code, message)
         elif self.state is State.IN_TRANSACTION:
             # A commit has all records; what fails after its begin came too late.
             self._fail(TransactionAborted, code, message)
@@ -406,7 +319,7 @@ class TransactionManager(Transaction):
         After an EndTxn they would still take batches of the old epoch, and open a transaction that never ends.
         """
         response = await self._register(self.identity)
-        if response.error_code in _FENCED:
+        if response.error_code in FENCED:
             # Kafka's coordinator forgets who asked for the abort. No producer gets the epoch in which it aborts.
             aborted = self.identity._replace(producer_epoch=self.identity.producer_epoch + 1)
             response = await self._register(aborted)
@@ -430,7 +343,7 @@ class TransactionManager(Transaction):
                 producer_epoch=continued.producer_epoch,
             )
 
-        response: InitProducerIdResponse = await self._ask(self._coordinator, ApiKey.INIT_PRODUCER_ID, build, _code_of)
+        response: InitProducerIdResponse = await self._ask(self._coordinator, ApiKey.INIT_PRODUCER_ID, build, code_of)
         return response
 
     async def _add_partitions(self, partitions: Collection[PartitionKey]) -> None:
@@ -438,10 +351,10 @@ class TransactionManager(Transaction):
         response = await self._ask(
             self._coordinator,
             ApiKey.ADD_PARTITIONS_TO_TXN,
-            _add_request(PreparedTransaction(self.transactional_id, *self.identity), partitions),
-            lambda response: _added(response).values(),
+            add_partitions_request(PreparedTransaction(self.transactional_id, *self.identity), partitions),
+            lambda response: codes_of_added(response).values(),
         )
-        codes = _added(response)
+        codes = codes_of_added(response)
         results = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions}
         failures = [(partition, code) for partition, code in results.items() if code != ErrorCode.NONE]
         failures.sort(key=lambda failure: _precedence(failure[1]))
@@ -473,37 +386,48 @@ class TransactionManager(Transaction):
             producer_epoch=self.identity.producer_epoch,
             group_id=group_id,
         )
-        added = await self._ask(self._coordinator, ApiKey.ADD_OFFSETS_TO_TXN, request, _code_of)
+        added = await self._ask(self._coordinator, ApiKey.ADD_OFFSETS_TO_TXN, request, code_of)
         self._check(ApiKey.ADD_OFFSETS_TO_TXN, added.error_code, f"offsets of group {group_id}")
         self._has_offsets = True
 
     async def _commit_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], membership: Membership
     ) -> None:
+        given = {
+            partition: OffsetAndMetadata(each) if isinstance(each, int) else each for partition, each in offsets.items()
+        }
+
         def build(version: int) -> TxnOffsetCommitRequest:
             if version < 3 and membership.generation_id >= 0:
                 raise UnsupportedVersion("brokers before Kafka 2.5 do not check the member whose offsets are committed")
-            return _offset_request(self.transactional_id, self.identity, offsets, membership)
+            return offset_commit_request(self.transactional_id, self.identity, given, membership)
 
-        coordinator = _Coordinator(self._client, membership.group_id, CoordinatorType.GROUP)
+        def codes_of(response: Any) -> dict[TopicPartition, int]:
+            return {partition: each.error_code for partition, each in answers(response.topics)}
+
+        coordinator = TransactionCoordinator(self._client, membership.group_id, CoordinatorType.GROUP)
         response = await self._ask(
-            coordinator, ApiKey.TXN_OFFSET_COMMIT, build, lambda response: _committed(response).values()
+            coordinator, ApiKey.TXN_OFFSET_COMMIT, build, lambda response: codes_of(response).values()
         )
-        codes = _committed(response)
+        codes = codes_of(response)
         for partition in offsets:
             code = codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
             self._check(ApiKey.TXN_OFFSET_COMMIT, code, f"the offset of {partition} for {membership.group_id}")
 
     async def _end(self, *, commit: bool) -> EndTxnResponse:
         prepared = PreparedTransaction(self.transactional_id, *self.identity)
-        request = _end_request(prepared, commit=commit)
-        response: EndTxnResponse = await self._ask(self._coordinator, ApiKey.END_TXN, request, _code_of)
+        request = end_request(prepared, commit=commit)
+        response: EndTxnResponse = await self._ask(self._coordinator, ApiKey.END_TXN, request, code_of)
         return response
 
     async def _ask(
-        self, coordinator: "_Coordinator", api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]
+        self,
+        coordinator: TransactionCoordinator,
+        api_key: ApiKey,
+        request: Any,
+        codes_of: Callable[[Any], Iterable[int]],
     ) -> Any:
-        """As `_Coordinator.ask`. An error that ends the transaction or the producer does so here, too."""
+        """As `TransactionCoordinator.ask`. An error that ends the transaction or the producer does so here, too."""
         coordinator.may_come_late = False
         try:
             return await coordinator.ask(api_key, request, codes_of)
@@ -544,19 +468,19 @@ class TransactionManager(Transaction):
 
     def _check(self, api_key: ApiKey, code: int, what: str) -> None:
         """Raises the error of an answer, after it has changed the state if it ends the transaction or the producer."""
-        error = _error_of(code, f"{what} of {self.transactional_id}")
+        error = explained(code, f"{what} of {self.transactional_id}")
         if error is not None:
             self._raise(api_key, error)
 
     def _raise(self, api_key: ApiKey, error: KafkaError) -> NoReturn:
-        if error.code in _TRANSIENT:
+        if error.code in TRANSIENT:
             raise error  # not within the client's time
         is_fatal = error.code in _FATAL[api_key] if api_key in _FATAL else error.code not in _ABORTABLE[api_key]
-        if error.code in _UNKNOWN_TO_COORDINATOR:
+        if error.code in UNKNOWN_TO_COORDINATOR:
             self._must_bump_epoch = True
         if not is_fatal:
             self._fail(TransactionAborted, error.code, error.message)
-        elif error.code in _FENCED:
+        elif error.code in FENCED:
             self._fail(ProducerFenced, error.code, f"{error.message}: {_FENCED_TEXT}")
         else:
             self._fail(ProducerEnded, error.code, error.message)
@@ -575,82 +499,8 @@ class TransactionManager(Transaction):
         return self._error
 
 
-class _Coordinator:
-    """Requests to the coordinator of a transactional id or of a group, repeated until they are answered for good."""
-
-    def __init__(self, client: ClusterClient, key: str, of: CoordinatorType) -> None:
-        self._client = client
-        self._key = key
-        self._route = coordinators(client, of)
-        self._is_stale = False
-        self.may_come_late = False
-        """An answer was lost, and another attempt followed or may follow on another connection."""
-
-    async def ask(self, api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]) -> Any:
-        """The answer, with a transient error only if the client's time is over. `request` may be built by a function.
-
-        Raises KafkaError when there is no coordinator, and ClientError.
-        """
-        build = request if callable(request) else lambda version: request
-        attempts = Attempts(self._client.retry)
-
-        def are_over() -> bool:
-            return attempts.are_over or self._client.is_closed
-
-        while True:
-            waits_for_markers = False
-            try:
-                broker = (await self._route([self._key], self._is_stale))[self._key]
-                self._is_stale = True
-                if isinstance(broker, Unroutable):
-                    if not broker.is_transient or are_over():
-                        raise broker.error
-                else:
-                    connection = await self._client.connection_to(broker)
-                    response = await connection.send(api_key, build)
-                    codes = set(codes_of(response)) - {ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED}
-                    if not codes or not codes <= _TRANSIENT or are_over():
-                        self._is_stale = False
-                        return response
-                    self._is_stale = bool(codes & _MOVED)
-                    waits_for_markers = ErrorCode.CONCURRENT_TRANSACTIONS in codes
-            except (NotSent, Disconnected) as error:
-                self._is_stale = True
-                self.may_come_late |= isinstance(error, Disconnected)
-                if are_over():
-                    raise
-            if waits_for_markers:
-                await asyncio.sleep(CONCURRENT_TRANSACTIONS_BACKOFF_S)
-            else:
-                await attempts.pause()
-
-
-def _gone(prepared: PreparedTransaction, error: KafkaError, what: str) -> KafkaError:
-    """The error of a request for this transaction."""
-    if error.code not in _GONE:
-        return error
-    why = "it has timed out, a newer producer has its transactional id, or it was ended otherwise"
-    return TransactionGone(error.code, f"{_name(prepared)} {what}: {why}")
-
-
-def _name(prepared: PreparedTransaction) -> str:
-    return (
-        f"the transaction of {prepared.transactional_id}"
-        f" (producer id {prepared.producer_id}, epoch {prepared.producer_epoch})"
-    )
-
-
-def _error_of(code: int, what: str) -> KafkaError | None:
-    explanation = _EXPLANATIONS.get(ErrorCode(code))
-    return error_of(code, f"{what}: {explanation}" if explanation else what)
-
-
 def _group_id(group: Membership | str) -> str:
     return group.group_id if isinstance(group, Membership) else group
-
-
-def _code_of(response: Any) -> Iterable[int]:
-    return (response.error_code,)
 
 
 def _precedence(code: int) -> int:
@@ -658,75 +508,3 @@ def _precedence(code: int) -> int:
     if code in _FATAL[ApiKey.ADD_PARTITIONS_TO_TXN]:
         return 0
     return 2 if code == ErrorCode.OPERATION_NOT_ATTEMPTED else 1
-
-
-def _added(response: Any) -> dict[PartitionKey, int]:
-    return {
-        (topic.name, each.partition_index): each.partition_error_code
-        for topic in response.results_by_topic_v3_and_below
-        for each in topic.results_by_partition
-    }
-
-
-def _committed(response: Any) -> dict[TopicPartition, int]:
-    return {
-        TopicPartition(topic.name, each.partition_index): each.error_code
-        for topic in response.topics
-        for each in topic.partitions
-    }
-
-
-def _add_request(of: PreparedTransaction, partitions: Iterable[PartitionKey]) -> AddPartitionsToTxnRequest:
-    return AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=of.transactional_id,
-        v3_and_below_producer_id=of.producer_id,
-        v3_and_below_producer_epoch=of.producer_epoch,
-        v3_and_below_topics=[
-            AddPartitionsToTxnTopic(name=topic, partitions=numbers)
-            for topic, numbers in by_topic(TopicPartition(*each) for each in partitions).items()
-        ],
-    )
-
-
-def _end_request(prepared: PreparedTransaction, *, commit: bool) -> EndTxnRequest:
-    return EndTxnRequest(
-        transactional_id=prepared.transactional_id,
-        producer_id=prepared.producer_id,
-        producer_epoch=prepared.producer_epoch,
-        committed=commit,
-    )
-
-
-def _offset_request(
-    transactional_id: str,
-    identity: Identity,
-    offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
-    membership: Membership,
-) -> TxnOffsetCommitRequest:
-    struct = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    return TxnOffsetCommitRequest(
-        transactional_id=transactional_id,
-        group_id=membership.group_id,
-        producer_id=identity.producer_id,
-        producer_epoch=identity.producer_epoch,
-        generation_id=membership.generation_id,
-        member_id=membership.member_id,
-        group_instance_id=membership.group_instance_id,
-        topics=[
-            struct(
-                name=topic,
-                partitions=[
-                    struct.TxnOffsetCommitRequestPartition(
-                        partition_index=number,
-                        committed_offset=each.offset,
-                        committed_leader_epoch=each.leader_epoch,
-                        committed_metadata=each.metadata,
-                    )
-                    for number in numbers
-                    for wanted in [offsets[TopicPartition(topic, number)]]
-                    for each in [OffsetAndMetadata(wanted) if isinstance(wanted, int) else wanted]
-                ],
-            )
-            for topic, numbers in by_topic(sorted(offsets)).items()
-        ],
-    )

@@ -26,7 +26,8 @@ from klamm.protocol.record.records import ControlRecordType, Record, decode_end_
 from klamm.protocol.vocabulary import NO_LEADER, READ_COMMITTED, READ_UNCOMMITTED, TopicPartition
 
 if TYPE_CHECKING:
-    from klamm.client.cluster import ClusterClient, PartitionMetadata
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.metadata import PartitionMetadata
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from klamm.access.clients import error_line
 from klamm.base import json_bytes
 from klamm.base.visible import visible
-from klamm.client.cluster import RetryPolicy
+from klamm.client.retries import RetryPolicy
 from klamm.cockpit.controller_records import ControllerRecords
 from klamm.cockpit.page_json import encoded_json
 from klamm.cockpit.partition_map import PartitionMap

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.access.clients import error_line
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.client.admin.configs import ConfigEntry, ConfigResource, describe_configs
 from klamm.client.admin.log_dirs import describe_log_dirs
-from klamm.client.cluster import RetryPolicy
+from klamm.client.retries import RetryPolicy
 from klamm.cockpit import story
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes

@@ -26,7 +26,7 @@ from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment
-    from klamm.client.cluster import ClusterMetadata
+    from klamm.client.metadata import ClusterMetadata
 
 # What is counted of rows, as bits.
 _EXISTS: Final = 1

@@ -7,7 +7,7 @@ from typing import Any
 import uvloop
 
 from klamm.access.clients import cluster_errors, command_options, reach_cluster
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import make_client
 from klamm.cockpit.live.cluster import LiveCluster, open_cluster
 from klamm.cockpit.page_api import Cockpit

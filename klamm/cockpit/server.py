@@ -24,7 +24,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any, Final
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.base.tasks import OnFailure
 from klamm.base.visible import visible
 from klamm.cockpit.page_api import Cockpit, error_response

@@ -345,7 +345,7 @@ class PartitionStateMachine:
             return set(topics)
         default = str(self._config.current.unclean_leader_election_enable)
         allowed = set()
-        for topic, config in (await self._zookeeper().topic_configs(topics)).items():
+        for topic, config in (await self._zookeeper().configs.of_topics(topics)).items():
             if isinstance(config, ZnodeError):
                 logger.error("topic %s gets no unclean leader, its configuration cannot be read: %s", topic, config)
             # A value that is neither true nor false does not allow it.

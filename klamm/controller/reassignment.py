@@ -34,8 +34,9 @@ from klamm.controller.reassignment_steps import (
 )
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.znodes import store
+from klamm.znodes import access
 from klamm.znodes.fields import INT32_MAX
+from klamm.znodes.store import EpochsUsedUp
 from klamm.znodes.topics import ENVELOPE_BYTES, assignment_bytes, partition_state_path
 
 _log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ def _refusal_of_epochs(context: ControllerContext, partition: PartitionKey) -> K
     needed = _EPOCHS + len(context.partition_replica_assignment(partition))
     if state.leader_epoch + needed <= INT32_MAX:
         return None
-    return KafkaError(ErrorCode.INVALID_REQUEST, str(store.EpochsUsedUp(partition_state_path(*partition))))
+    return KafkaError(ErrorCode.INVALID_REQUEST, str(EpochsUsedUp(partition_state_path(*partition))))
 
 
 async def _refusals_of_size(context: ControllerContext, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
@@ -225,10 +226,10 @@ async def _refusals_of_size(context: ControllerContext, reassignments: Reassignm
             assignment = context.partition_full_replica_assignment(key)
             before += assignment_bytes(key[1], *assignment)
             after += assignment_bytes(key[1], *reassignments.get(key, assignment))
-        if after > max(before, store.MAX_REASSIGNED_ZNODE_BYTES):
+        if after > max(before, access.MAX_REASSIGNED_ZNODE_BYTES):
             error = KafkaError(
                 ErrorCode.INVALID_REQUEST,
-                f"the znode of '{topic}' would take {after} bytes, ZooKeeper takes {store.MAX_REASSIGNED_ZNODE_BYTES}:"
+                f"the znode of '{topic}' would take {after} bytes, ZooKeeper takes {access.MAX_REASSIGNED_ZNODE_BYTES}:"
                 f" {len(partitions)} of its partitions are too many at a time",
             )
             refused |= dict.fromkeys(partitions, error)

@@ -177,7 +177,7 @@ async def _read_brokers(
 
     from klamm.client.admin.configs import ConfigResource, describe_configs
     from klamm.client.admin.log_dirs import describe_log_dirs
-    from klamm.client.cluster import RetryPolicy
+    from klamm.client.retries import RetryPolicy
 
     asked = [broker_id for broker_id in view.brokers if not chosen or broker_id in chosen]
     resources = {broker_id: ConfigResource(ConfigResourceType.BROKER, str(broker_id)) for broker_id in asked}

@@ -14,7 +14,8 @@ from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, TopicPartition
 
 if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment
-    from klamm.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.metadata import ClusterMetadata, TopicMetadata
     from klamm.znodes.store import KafkaZooKeeper
     from klamm.znodes.topics import TopicAssignment
 

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from klamm.base.environment import Environment, SystemFileSystem
+from klamm.base.environment import Environment
 from klamm.base.slices import in_slices
+from klamm.base.system_environment import SystemFileSystem
 from klamm.broker.start.broker import Broker
 from klamm.broker.start.parts import BrokerParts
 from klamm.config.broker import BrokerConfig

@@ -8,7 +8,8 @@ no disk and asks for no time.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from klamm.base.environment import FileSystem, SystemEnvironment
+from klamm.base.environment import FileSystem
+from klamm.base.system_environment import SystemEnvironment
 from klamm.faults.agent import Agent
 from klamm.faults.clock import FaultyClock
 from klamm.faults.commands import Json

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 
-from klamm.base.environment import Buffer, File, SystemFile, SystemFileSystem
+from klamm.base.environment import Buffer, File
+from klamm.base.system_environment import SystemFile, SystemFileSystem
 from klamm.faults.commands import Json
 from klamm.faults.commands.disk import DiskFault, FailDisk, FullDisk, Operation, OperationFault, SlowDisk
 from klamm.faults.tally import Tally

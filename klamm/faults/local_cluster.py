@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.faults.chronicle import Chronicle
 from klamm.faults.commands import Json, Server
 from klamm.faults.control import Control

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from klamm.base.environment import Environment, SystemEnvironment
+from klamm.base.environment import Environment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker
 from klamm.broker.start.parts import BrokerParts, log_directories
 from klamm.config.broker import BrokerConfig

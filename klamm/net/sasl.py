@@ -12,7 +12,8 @@ RFC 7628 for OAUTHBEARER.
 
 from collections.abc import Awaitable, Callable
 
-from klamm.base.environment import Random, SystemEnvironment
+from klamm.base.environment import Random
+from klamm.base.system_environment import SystemEnvironment
 from klamm.net.client import AuthenticationFailed, Connection, NotSent
 from klamm.net.oauth import OAuthOptions
 from klamm.net.scram import ScramClient, ScramError

@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from klamm.base.environment import is_kept_descriptor, open_file_limit
 from klamm.base.repeated_lines import RepeatedLines
+from klamm.base.system_environment import is_kept_descriptor, open_file_limit
 from klamm.base.tasks import OnFailure
 from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
 from klamm.net.framing import ReceiveBuffer, SizeLimit

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from klamm.client.cluster import ClusterMetadata, metadata_of
+from klamm.client.metadata import ClusterMetadata, metadata_of
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.protocol.vocabulary import NO_LEADER
 

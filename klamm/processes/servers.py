@@ -7,7 +7,7 @@ from typing import Any
 
 import uvloop
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError

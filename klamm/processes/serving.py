@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from klamm.base.environment import raise_open_file_limit
+from klamm.base.system_environment import raise_open_file_limit
 from klamm.processes.garbage import GarbageCollection
 from klamm.processes.kafka_logs import KafkaFormatter
 from klamm.processes.tool_errors import EXIT_INTERRUPTED, ToolError, describe_os_error

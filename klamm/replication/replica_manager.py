@@ -9,7 +9,8 @@ What must stay true:
 - A deletion of records is answered only after all live replicas have reported a log start offset that a restart keeps.
 - When a log directory fails, its partitions answer KAFKA_STORAGE_ERROR and no other partition is affected.
 
-`state_changes.py` applies the controller's requests; `partition.py` has the rules of one partition.
+`state_changes.py` applies the controller's requests; `partition.py` has the rules of one partition;
+`fetched_records.py` reads. What is left is one idea, the requests that touch many partitions, so it is long.
 """
 
 import asyncio
@@ -28,12 +29,13 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.replica_selection import ClientMetadata
-from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
+from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, UNKNOWN_OFFSET, PartitionKey
+from klamm.replication.fetched_records import PARTITIONS_PER_SLICE, read_records
 from klamm.replication.log_dir_moves import LogDirMoves
 from klamm.replication.partition.delayed_operations import (
     Appended,
@@ -43,7 +45,6 @@ from klamm.replication.partition.delayed_operations import (
     DeleteRecordsResult,
     PreferredReplica,
     ProduceResult,
-    Readable,
     Wanted,
     decide,
 )
@@ -65,7 +66,7 @@ from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.batch_inspection import Inspected, LargeBatch, inspect
-from klamm.storage.log.log import AppendInfo, FetchedRecords, Log, Oddity
+from klamm.storage.log.log import AppendInfo, Log, Oddity
 from klamm.storage.log.log_validator import RecordsRefused
 from klamm.storage.log.producer_state import AppendOrigin
 
@@ -75,15 +76,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# A fetch of more partitions than this yields the loop to other requests in between.
-PARTITIONS_PER_SLICE = 500
 # This many are looked at between two looks at the clock: an offset of a follower may move the high watermark, which
 # wakes others.
 LOOK_SLICE = 50
-# What an aborted transaction takes in the memory of a response. For so many bytes of them, at least, a fetch may name
-# aborted transactions, however few bytes of records it asks for.
-ABORTED_TRANSACTION_BYTES = 140
-LEAST_ABORTED_BYTES = 64 * 1024
 # An append takes some microseconds to look at.
 APPENDS_PER_SLICE = 500
 # A fetch that the leader's quota holds back waits at least so long.
@@ -501,7 +496,7 @@ class ReplicaManager:
             if share > 0 or is_follower:
                 max_bytes = min(max_bytes, share)
                 with self._response_memory.reading(max_bytes):
-                    await self._read_records(delayed, wanted, max_bytes)
+                    await read_records(delayed, wanted, max_bytes, self._leader_quota)
         return delayed.results
 
     def records_sent(self, topic: str, partition: int, size_bytes: int, replica_id: int) -> None:
@@ -539,29 +534,6 @@ class ReplicaManager:
             # Every change has been looked at, because nothing else has run on the loop since.
             if max_wait_ms > 0 and not delayed.is_ready():
                 await watch.future
-
-    async def _read_records(self, delayed: DelayedFetch, wanted: Sequence[Wanted], max_bytes: int) -> None:
-        """Puts records into the results of a fetch."""
-        results = delayed.results
-        read_bytes = 0
-        read = Slices(PARTITIONS_PER_SLICE, self._loop.time)
-        async for index in each(sorted(delayed.readable), read):
-            want = wanted[index][1]
-            limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
-            readable = delayed.readable[index]
-            first = read_bytes == 0
-            if readable.is_throttled:
-                allowance_bytes = self._leader_quota.allowance_bytes(self._clock_ms())
-                if allowance_bytes == 0:
-                    continue
-                # One batch may exceed the quota: small allowances would never reach the size of a large batch.
-                first |= limit_bytes > 0
-                limit_bytes = min(limit_bytes, allowance_bytes)
-            results[index] = await _read(readable, want, results[index], limit_bytes, first=first)
-            size_bytes = _memory_bytes(results[index])
-            if readable.is_throttled:
-                self._leader_quota.record(size_bytes, self._clock_ms())
-            read_bytes += size_bytes
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -634,11 +606,6 @@ class ReplicaManager:
             self._on_leadership(key, True, partition.leader_epoch)
 
 
-def _memory_bytes(result: PartitionData) -> int:
-    """What records and aborted transactions take in memory until they are encoded."""
-    return len(result.records or b"") + ABORTED_TRANSACTION_BYTES * len(result.aborted_transactions or ())
-
-
 def _look(
     delayed: DelayedFetch, changed: dict[PartitionKey, None], watch: Watch[PartitionKey] | None, slices: Slices
 ) -> Steps[None]:
@@ -659,57 +626,3 @@ async def _wait(purgatory: Purgatory[PartitionKey], delayed: DelayedFetch, max_w
     """Waits until the fetch is ready or its time is up. Registers before it yields to the loop."""
     if delayed.results and max_wait_ms > 0 and not delayed.is_ready():
         await purgatory.watch(delayed, delayed.keys(), max_wait_ms)
-
-
-async def _read(
-    readable: Readable, want: FetchPartition, result: PartitionData, max_bytes: int, *, first: bool
-) -> PartitionData:
-    """`result` with records, or an error instead."""
-    log = readable.partition.log
-    try:
-        fetched, aborted = await _read_log(
-            log,
-            want.fetch_offset,
-            max_bytes,
-            readable.upper_bound,
-            first=first,
-            with_aborted=result.aborted_transactions is not None,
-        )
-        # If another broker became the leader during the read, the records read may have been truncated and replaced.
-        if readable.is_led_here:
-            readable.partition.require_leader(readable.leader_epoch)
-        else:
-            readable.partition.require_leader_epoch(readable.leader_epoch)
-            if log.high_watermark < readable.upper_bound:
-                return result  # The follower has been truncated below its high watermark, after an unclean election.
-    except KafkaError as error:
-        if readable.partition.log is not log:  # It has moved to another directory during the read.
-            return await _read(readable, want, result, max_bytes, first=first)
-        readable.partition.topic_counts.read_failed(error)
-        return PartitionData(partition_index=want.partition, error_code=error.code)
-    result.records = fetched.data
-    if aborted is not None:
-        result.aborted_transactions = aborted
-    return result
-
-
-async def _read_log(
-    log: Log, offset: int, max_bytes: int, upper_bound: int, *, first: bool, with_aborted: bool
-) -> tuple[FetchedRecords, list[AbortedTransaction] | None]:
-    """Records, and the aborted transactions among them. Very many of these would fill the memory for responses: then
-    this reads fewer records, but at least one batch if it is the `first`."""
-    most: int | None = max(max_bytes, LEAST_ABORTED_BYTES) // ABORTED_TRANSACTION_BYTES
-    while True:
-        fetched = await log.read(offset, max_bytes, max_offset=upper_bound, minimum_one_batch=first)
-        if not with_aborted or not fetched.data:
-            return fetched, [] if with_aborted else None
-        found = await in_slices(log.aborted_transactions(offset, fetched.next_offset, most))
-        if found is not None:
-            return fetched, [
-                AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
-                async for producer_id, first_offset in each(found)
-            ]
-        if len(fetched.data) > max_bytes:
-            most = None  # It is a single batch.
-        else:
-            max_bytes = len(fetched.data) // 2

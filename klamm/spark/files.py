@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from klamm.base.environment import FileSystem, SystemEnvironment, SystemFileSystem
+from klamm.base.environment import FileSystem
+from klamm.base.system_environment import SystemEnvironment, SystemFileSystem
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

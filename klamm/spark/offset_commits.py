@@ -11,9 +11,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.options import ClientOptions
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.threads import call
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.error_codes import KafkaError

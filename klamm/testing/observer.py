@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.topics import NewTopic, create_topics, delete_topics
 from klamm.client.cluster import ClusterClient
 from klamm.diagnosis.cluster_view import ClusterView, read_znodes

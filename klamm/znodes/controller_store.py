@@ -16,11 +16,12 @@ from uuid import UUID
 from klamm.base.slices import Slices, each, for_slices
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
+from klamm.znodes.access import get_all, notice
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.fields import INT32_MAX, ZnodeError
-from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state, notice
+from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import retrying
 from klamm.zookeeper.keeper_exceptions import (
@@ -135,7 +136,7 @@ class ControllerStore(KafkaZooKeeper):
         self, broker_id: int, on_modification: Callable[[int], None]
     ) -> "LiveBroker | ZnodeError | None":
         """One broker, as in `live_brokers`; None if it is gone, the error if its znode is malformed."""
-        found = await self._get_all({broker_id: brokers.broker_path(broker_id)}, on_modification)
+        found = await get_all(self.client, {broker_id: brokers.broker_path(broker_id)}, on_modification)
         if broker_id not in found:
             return None
         data, stat = found[broker_id]
@@ -188,7 +189,7 @@ class ControllerStore(KafkaZooKeeper):
         self, partitions: Iterable[PartitionKey]
     ) -> dict[PartitionKey, "tuple[LeaderAndIsr | ZnodeError, int]"]:
         """Like `partition_states`, each with the zxid of its last write."""
-        found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
+        found = await get_all(self.client, {key: topics.partition_state_path(*key) for key in partitions})
         return {key: (decode_state(key, data, stat.version), stat.mzxid) for key, (data, stat) in found.items()}
 
     async def add_topic_ids(
@@ -391,7 +392,7 @@ class ControllerStore(KafkaZooKeeper):
 
     async def isr_change_partitions(self, names: Sequence[str]) -> list[PartitionKey]:
         """The partitions that these notifications are about, each once."""
-        found = await self._get_all({name: f"{requests.ISR_CHANGES_PATH}/{name}" for name in names})
+        found = await get_all(self.client, {name: f"{requests.ISR_CHANGES_PATH}/{name}" for name in names})
         partitions: dict[PartitionKey, None] = {}
         for name, (data, _) in found.items():
             try:
@@ -410,7 +411,7 @@ class ControllerStore(KafkaZooKeeper):
 
     async def log_dir_event_brokers(self, names: Sequence[str]) -> list[int]:
         """The brokers that these notifications are about, ascending."""
-        found = await self._get_all({name: f"{requests.LOG_DIR_EVENTS_PATH}/{name}" for name in names})
+        found = await get_all(self.client, {name: f"{requests.LOG_DIR_EVENTS_PATH}/{name}" for name in names})
         ids = set()
         for name, (data, _) in found.items():
             try:

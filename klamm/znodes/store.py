@@ -1,4 +1,6 @@
-"""A broker's reads and writes in ZooKeeper, typed: Kafka's znodes over one client session.
+"""A broker's reads and writes in ZooKeeper, typed: Kafka's znodes over one client session. `config_store.py` has the
+configurations, `controller_store.py` what only the controller reads and writes. Each other read and write is a method
+here, so the module is long.
 
 What must stay true:
 - A read is repeated after a lost connection. A write is repeated only if doing it twice does no harm, or if the outcome
@@ -17,20 +19,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.base.slices import Slices, each, for_slices
+from klamm.base.slices import Slices, each
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
+from klamm.znodes.access import check_size, get_all, notice
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
+from klamm.znodes.config_store import ConfigStore
 from klamm.znodes.fields import INT32_MAX, ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient, retrying
-from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.keeper_exceptions import (
     BadArguments,
     BadVersion,
@@ -47,8 +50,6 @@ from klamm.zookeeper.messages import (
     Delete,
     MultiOperation,
     SetData,
-    Stat,
-    WatcherEvent,
 )
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 PRODUCER_ID_BLOCK_SIZE = 1000
-# A ZooKeeper server accepts requests of 1,048,575 bytes (jute.maxbuffer), including headers. Znodes that brokers create
-# stay smaller, so that a few hundred partitions at a time of the largest topic can be reassigned.
-MAX_ZNODE_BYTES = 1_000_000
-MAX_REASSIGNED_ZNODE_BYTES = 1_040_000
 # This many partitions fit into a znode even with the longest topic names.
 MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
 # How many of its own session's time-outs a broker waits for the end of a former session.
@@ -76,28 +73,12 @@ class LiveBroker(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Notice:
-    """A watch that calls `callback` with fixed arguments. Two equal watches are armed once."""
-
-    callback: Callable[..., None]
-    arguments: tuple[Any, ...] = ()
-
-    def __call__(self, _event: WatcherEvent) -> None:
-        self.callback(*self.arguments)
-
-
 def _id_taken(broker_id: int, session_id: int) -> KafkaError:
     return KafkaError(
         ErrorCode.DUPLICATE_BROKER_REGISTRATION,
         f"broker id {broker_id} is taken: session 0x{session_id:x} owns {brokers.broker_path(broker_id)}. Every broker"
         " needs a broker.id of its own; one that has just died frees its id when its ZooKeeper session expires",
     )
-
-
-def notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | None:
-    """A watch that calls `callback(*arguments)` for any event."""
-    return None if callback is None else _Notice(callback, arguments)
 
 
 class EpochsUsedUp(BadArguments):
@@ -116,6 +97,7 @@ class KafkaZooKeeper:
 
     def __init__(self, client: ZooKeeperClient) -> None:
         self.client = client
+        self.configs = ConfigStore(client)
         # What is wrong with the znodes of brokers. A page reads them every second: each fault is logged once.
         self._malformed_brokers: dict[int, str] = {}
 
@@ -269,7 +251,7 @@ class KafkaZooKeeper:
         paths = {id_: brokers.broker_path(id_) for id_ in sorted(brokers.broker_ids(names))}
         live: dict[int, LiveBroker] = {}
         malformed: dict[int, str] = {}
-        for broker_id, (data, stat) in (await self._get_all(paths, on_modification)).items():
+        for broker_id, (data, stat) in (await get_all(self.client, paths, on_modification)).items():
             try:
                 live[broker_id] = LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
             except ZnodeError as error:
@@ -349,7 +331,7 @@ class KafkaZooKeeper:
         so that no id is of a topic that was deleted before the call."""
         await self.sync()
         ids: dict[str, UUID | None] = {}
-        for topic, (data, _) in (await self._get_all({name: topics.topic_path(name) for name in names})).items():
+        for topic, (data, _) in (await get_all(self.client, {name: topics.topic_path(name) for name in names})).items():
             try:
                 ids[topic] = TopicAssignment.decode(topic, data).topic_id
             except ZnodeError as error:
@@ -373,7 +355,7 @@ class KafkaZooKeeper:
         A topic with a malformed znode is left out, so that the other topics stay available. It is logged, or noted in
         `malformed` with the reason.
         """
-        found = await self._get_all({name: topics.topic_path(name) for name in names}, watch)
+        found = await get_all(self.client, {name: topics.topic_path(name) for name in names}, watch)
         assignments = {}
         decoded = Slices(PARTITIONS_PER_SLICE)
         async for topic, (data, stat) in each(found.items(), decoded):
@@ -399,7 +381,7 @@ class KafkaZooKeeper:
         """
         assignment = TopicAssignment({partition: tuple(ids) for partition, ids in replicas.items()}, topic_id)
         create = Create(topics.topic_path(topic), assignment.encode())
-        _check_size(topic, len(create.data or b"") + len(configs.encode_config(config)))
+        check_size(topic, len(create.data or b"") + len(configs.encode_config(config)))
         try:
             await self._write_config_and(configs.config_path(configs.topic_entity(topic)), config, create)
         except NodeExists:
@@ -420,7 +402,7 @@ class KafkaZooKeeper:
                         ErrorCode.INVALID_PARTITIONS, f"partition {partition} of topic '{topic}' exists already"
                     )
             changed = replace(existing, partitions={**existing.partitions, **replicas}).encode()
-            _check_size(topic, len(changed))
+            check_size(topic, len(changed))
             try:
                 await retrying(self.client.set, topics.topic_path(topic), changed, existing.zk_version)
                 return
@@ -477,7 +459,7 @@ class KafkaZooKeeper:
         done, and INVALID_REQUEST when the list is too large for ZooKeeper. An earlier try of the same write is
         recognized by its content."""
         data = requests.encode_reassignment(replicas)
-        _check_size(requests.REASSIGN_PARTITIONS_PATH, len(data))
+        check_size(requests.REASSIGN_PARTITIONS_PATH, len(data))
         try:
             await retrying(self.client.create, requests.REASSIGN_PARTITIONS_PATH, data)
         except NodeExists:
@@ -496,7 +478,7 @@ class KafkaZooKeeper:
         """
         path = requests.PREFERRED_REPLICA_ELECTION_PATH
         data = requests.encode_partitions(partitions)
-        _check_size(path, len(data))
+        check_size(path, len(data))
         is_repeated = False
         while True:
             try:
@@ -528,7 +510,7 @@ class KafkaZooKeeper:
         If a malformed state counted as absent, the partition's leader epochs would start again from 0.
         `watch(partition)` is called once when a state changes.
         """
-        found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions}, watch)
+        found = await get_all(self.client, {key: topics.partition_state_path(*key) for key in partitions}, watch)
         return {key: decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
     async def check_controller_epoch(self, guard: int) -> None:
@@ -594,106 +576,6 @@ class KafkaZooKeeper:
         )
         return {key: _version(result) for key, result in zip(states, results, strict=True)}
 
-    # -- configurations ---------------------------------------------------------------------------------------------
-
-    async def topic_configs(self, names: Sequence[str]) -> "dict[str, dict[str, str] | ZnodeError]":
-        """The configurations of these topics; {} for a topic without a configuration."""
-        found = await self.entity_configs([configs.topic_entity(name) for name in names])
-        return {name: found[configs.topic_entity(name)] for name in names}
-
-    async def entity_configs(self, entity_paths: Sequence[str]) -> "dict[str, dict[str, str] | ZnodeError]":
-        """The configurations of these entities; {} for an entity without a configuration."""
-        found = await self._get_all({entity: configs.config_path(entity) for entity in entity_paths})
-        return {entity: _decode_config(entity, found[entity][0]) if entity in found else {} for entity in entity_paths}
-
-    async def config(self, entity_path: str) -> dict[str, str]:
-        """The configuration of an entity (`topics/T`, `brokers/1` ...); {} if it has none. Raises ZnodeError when it is
-        malformed."""
-        data, _ = await self._config_data(entity_path)
-        return configs.decode_config(entity_path, data)
-
-    async def configured_entities(self, entity_type: str) -> list[str]:
-        """The names of the entities below /config/`entity_type` (`topics`, `users/U/clients` ...), sorted."""
-        try:
-            return sorted(await retrying(self.client.children, configs.config_path(entity_type)))
-        except NoNode:
-            return []
-
-    async def quota_entities(self) -> list[str]:
-        """The entity paths of all users, clients of users, clients and IP addresses below /config."""
-        users, clients, ips = await asyncio.gather(*map(self.configured_entities, ("users", "clients", "ips")))
-
-        async def clients_of(some: Sequence[str]) -> list[list[str]]:
-            return await asyncio.gather(*(self.configured_entities(f"users/{user}/clients") for user in some))
-
-        of_users = [found for piece in await for_slices(users, clients_of) for found in piece]
-        return [
-            *(f"users/{user}" for user in users),
-            *(f"users/{user}/clients/{name}" for user, names in zip(users, of_users, strict=True) for name in names),
-            *(f"clients/{name}" for name in clients),
-            *(f"ips/{name}" for name in ips),
-        ]
-
-    async def _config_data(self, entity_path: str) -> tuple[bytes, int | None]:
-        """The content of the entity's znode and its version; the version is None if there is no znode."""
-        try:
-            data, stat = await retrying(self.client.get, configs.config_path(entity_path))
-        except NoNode:
-            return b"", None
-        return data, stat.version
-
-    async def update_config(self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]]) -> None:
-        """Replaces an entity's configuration by the result of `change`, and notifies all brokers.
-
-        `change` gets the current configuration, and is called again after a concurrent change. Its errors are raised.
-        Raises ZnodeError when the stored configuration is malformed: a change would lose the rest of it.
-        """
-        await self._write_config(entity_path, lambda data: change(configs.decode_config(entity_path, data)))
-
-    async def replace_config(self, entity_path: str, config: Mapping[str, str]) -> None:
-        """Replaces an entity's configuration unconditionally, and notifies all brokers."""
-        await self._write_config(entity_path, lambda _data: config)
-
-    async def _write_config(self, entity_path: str, change: Callable[[bytes], Mapping[str, str]]) -> None:
-        """Raises KafkaError INVALID_REQUEST when the result is too large for ZooKeeper. An earlier try of the same
-        write is recognized by its content."""
-        path = configs.config_path(entity_path)
-        written: bytes | None = None
-        while True:
-            stored, version = await self._config_data(entity_path)
-            if written is not None and stored == written:
-                return
-            written = configs.encode_config(change(stored))
-            _check_size(entity_path, len(written))
-            notification = Create(
-                configs.CONFIG_CHANGE_PREFIX,
-                configs.encode_config_change(entity_path),
-                flags=CreateMode.PERSISTENT_SEQUENTIAL,
-            )
-            write: MultiOperation = Create(path, written) if version is None else SetData(path, written, version)
-            for parent in (path.rpartition("/")[0], configs.CONFIG_CHANGES_PATH):
-                await retrying(self.client.ensure_path, parent)
-            try:
-                await retrying(self.client.multi, [write, notification])
-                return
-            except (BadVersion, NodeExists, NoNode) as error:
-                if error.index != 0:
-                    raise
-
-    async def config_changes(self, watch: Callable[[], None] | None = None) -> list[str]:
-        """The names of the notifications of changed configurations. `watch` is called once when they change."""
-        return await retrying(self.client.children, configs.CONFIG_CHANGES_PATH, notice(watch))
-
-    async def read_config_changes(self, names: Sequence[str]) -> dict[str, tuple[bytes, int]]:
-        """The content of each notification that still exists, and its creation time in milliseconds."""
-        found = await self._get_all({name: configs.config_change_path(name) for name in names})
-        return {name: (data, stat.ctime_ms) for name, (data, stat) in found.items()}
-
-    async def delete_config_changes(self, names: Sequence[str]) -> None:
-        """Removes the notifications that still exist, and any znodes below them. Safe to repeat."""
-        paths = map(configs.config_change_path, names)
-        await asyncio.gather(*(retrying(self.client.delete_recursive, path) for path in paths))
-
     async def _write_config_and(self, path: str, config: Mapping[str, str], also: Create) -> None:
         """Sets or creates a configuration and does `also`, both or neither. Raises the errors of `also`."""
         data = configs.encode_config(config)
@@ -709,30 +591,6 @@ class KafkaZooKeeper:
                     raise
                 exists = not exists
 
-    # -- the same for all -------------------------------------------------------------------------------------------
-
-    async def _get_all(
-        self, paths: Mapping[K, str], watch: Callable[[K], None] | None = None
-    ) -> dict[K, tuple[bytes, Stat]]:
-        """The data and stat of the znodes that exist, read in one pipeline."""
-        pending = dict(paths)
-        found: dict[K, tuple[bytes, Stat]] = {}
-        while pending:
-            answers = await asyncio.gather(
-                *(self.client.submit_get(path, notice(watch, key)) for key, path in pending.items()),
-                return_exceptions=True,
-            )
-            lost = {}
-            for (key, path), answer in zip(pending.items(), answers, strict=True):
-                if not isinstance(answer, BaseException):
-                    found[key] = answer
-                elif isinstance(answer, ConnectionLoss):
-                    lost[key] = path
-                elif not isinstance(answer, NoNode):
-                    raise answer
-            pending = lost
-        return {key: found[key] for key in paths if key in found}
-
     async def _create_unless_there(self, path: str, data: bytes | None) -> None:
         with contextlib.suppress(NodeExists):
             await retrying(self.client.create, path, data)
@@ -740,22 +598,6 @@ class KafkaZooKeeper:
     async def _delete_if_there(self, path: str) -> None:
         with contextlib.suppress(NoNode):
             await retrying(self.client.delete, path)
-
-
-def _check_size(name: str, size_bytes: int) -> None:
-    """Raises KafkaError for a znode over the server's limit: the server would close the connection at every try."""
-    if size_bytes > MAX_ZNODE_BYTES:
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST,
-            f"the znode of '{name}' would take {size_bytes} bytes, ZooKeeper takes {MAX_ZNODE_BYTES}",
-        )
-
-
-def _decode_config(entity_path: str, data: bytes) -> "dict[str, str] | ZnodeError":
-    try:
-        return configs.decode_config(entity_path, data)
-    except ZnodeError as error:
-        return error
 
 
 def decode_state(key: PartitionKey, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":

@@ -19,11 +19,11 @@ from typing import NamedTuple
 from klamm.base.environment import Environment
 from klamm.base.tasks import start_task
 from klamm.protocol.vocabulary import PartitionKey
+from klamm.znodes.access import notice
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_ids, broker_path
 from klamm.znodes.cluster import CLUSTER_ID_PATH, CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.requests import DELETE_TOPICS_PATH, delete_topic_path
-from klamm.znodes.store import notice
 from klamm.znodes.topics import TOPICS_PATH, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.keeper_exceptions import ConnectionLoss, NoNode, SessionExpired

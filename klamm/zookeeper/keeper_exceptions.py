@@ -49,6 +49,10 @@ class ZooKeeperErrorCode(IntEnum):
     THROTTLED = -127
 
 
+# The class that a code arrives as: the first that names it.
+_CLASSES: "dict[int, type[ZooKeeperError]]" = {}
+
+
 class ZooKeeperError(Exception):
     """An operation failed. `code` is a `ZooKeeperErrorCode`, or a plain int if the code is unknown.
 
@@ -56,6 +60,11 @@ class ZooKeeperError(Exception):
     """
 
     default_code: ClassVar[ZooKeeperErrorCode] = ZooKeeperErrorCode.SYSTEM_ERROR
+
+    def __init_subclass__(cls, *, code: ZooKeeperErrorCode | None = None) -> None:
+        if code is not None:
+            cls.default_code = code
+            _CLASSES.setdefault(code, cls)
 
     def __init__(self, path: str = "", message: str = "", *, code: int | None = None, index: int | None = None) -> None:
         self.code: int = self.default_code if code is None else code
@@ -68,34 +77,20 @@ class ZooKeeperError(Exception):
         super().__init__(f"{name}{where}{which}{': ' + message if message else ''}")
 
 
-class RuntimeInconsistency(ZooKeeperError):
-    """In a multi: an operation that was not tried because another one failed."""
-
-    default_code = ZooKeeperErrorCode.RUNTIME_INCONSISTENCY
-
-
-class ConnectionLoss(ZooKeeperError):
+class ConnectionLoss(ZooKeeperError, code=ZooKeeperErrorCode.CONNECTION_LOSS):
     """The connection went away before the answer came: the operation may or may not have been done."""
 
-    default_code = ZooKeeperErrorCode.CONNECTION_LOSS
 
-
-class MarshallingError(ZooKeeperError):
+class MarshallingError(ZooKeeperError, code=ZooKeeperErrorCode.MARSHALLING_ERROR):
     """The server could not read the request."""
 
-    default_code = ZooKeeperErrorCode.MARSHALLING_ERROR
 
-
-class Unimplemented(ZooKeeperError):
+class Unimplemented(ZooKeeperError, code=ZooKeeperErrorCode.UNIMPLEMENTED):
     """The server does not know the operation."""
 
-    default_code = ZooKeeperErrorCode.UNIMPLEMENTED
 
-
-class BadArguments(ZooKeeperError):
+class BadArguments(ZooKeeperError, code=ZooKeeperErrorCode.BAD_ARGUMENTS):
     """An argument (usually the path) is invalid."""
-
-    default_code = ZooKeeperErrorCode.BAD_ARGUMENTS
 
 
 class RequestTooLarge(BadArguments):
@@ -103,93 +98,58 @@ class RequestTooLarge(BadArguments):
     try."""
 
 
-class NoNode(ZooKeeperError):
+class NoNode(ZooKeeperError, code=ZooKeeperErrorCode.NO_NODE):
     """The znode, or for a create its parent, does not exist."""
 
-    default_code = ZooKeeperErrorCode.NO_NODE
 
-
-class NoAuth(ZooKeeperError):
+class NoAuth(ZooKeeperError, code=ZooKeeperErrorCode.NO_AUTH):
     """The session's identities do not permit the operation."""
 
-    default_code = ZooKeeperErrorCode.NO_AUTH
 
-
-class BadVersion(ZooKeeperError):
+class BadVersion(ZooKeeperError, code=ZooKeeperErrorCode.BAD_VERSION):
     """The znode's version is not the expected one."""
 
-    default_code = ZooKeeperErrorCode.BAD_VERSION
 
-
-class NoChildrenForEphemerals(ZooKeeperError):
+class NoChildrenForEphemerals(ZooKeeperError, code=ZooKeeperErrorCode.NO_CHILDREN_FOR_EPHEMERALS):
     """An ephemeral znode cannot have children."""
 
-    default_code = ZooKeeperErrorCode.NO_CHILDREN_FOR_EPHEMERALS
 
-
-class NodeExists(ZooKeeperError):
+class NodeExists(ZooKeeperError, code=ZooKeeperErrorCode.NODE_EXISTS):
     """The znode exists already."""
 
-    default_code = ZooKeeperErrorCode.NODE_EXISTS
 
-
-class NotEmpty(ZooKeeperError):
+class NotEmpty(ZooKeeperError, code=ZooKeeperErrorCode.NOT_EMPTY):
     """The znode has children and cannot be deleted."""
 
-    default_code = ZooKeeperErrorCode.NOT_EMPTY
 
-
-class SessionExpired(ZooKeeperError):
+class SessionExpired(ZooKeeperError, code=ZooKeeperErrorCode.SESSION_EXPIRED):
     """The server ended the session: its ephemeral znodes and watches are gone, the client object is finished."""
 
-    default_code = ZooKeeperErrorCode.SESSION_EXPIRED
 
-
-class InvalidACL(ZooKeeperError):
+class InvalidACL(ZooKeeperError, code=ZooKeeperErrorCode.INVALID_ACL):
     """The access control list is empty or names an unknown scheme or a malformed identity."""
 
-    default_code = ZooKeeperErrorCode.INVALID_ACL
 
-
-class AuthFailed(ZooKeeperError):
+class AuthFailed(ZooKeeperError, code=ZooKeeperErrorCode.AUTH_FAILED):
     """The server refused the client's credentials."""
 
-    default_code = ZooKeeperErrorCode.AUTH_FAILED
 
-
-class SessionMoved(ZooKeeperError):
+class SessionMoved(ZooKeeperError, code=ZooKeeperErrorCode.SESSION_MOVED):
     """The session is attached to another server by now."""
 
-    default_code = ZooKeeperErrorCode.SESSION_MOVED
 
-
-class EphemeralOnLocalSession(ZooKeeperError):
-    """A local session cannot own ephemeral znodes."""
-
-    default_code = ZooKeeperErrorCode.EPHEMERAL_ON_LOCAL_SESSION
-
-
-class NoWatcher(ZooKeeperError):
+class NoWatcher(ZooKeeperError, code=ZooKeeperErrorCode.NO_WATCHER):
     """There is no such watch to remove."""
 
-    default_code = ZooKeeperErrorCode.NO_WATCHER
 
-
-class QuotaExceeded(ZooKeeperError):
+class QuotaExceeded(ZooKeeperError, code=ZooKeeperErrorCode.QUOTA_EXCEEDED):
     """The write would exceed a quota."""
 
-    default_code = ZooKeeperErrorCode.QUOTA_EXCEEDED
 
-
-class ClientClosed(ZooKeeperError):
+class ClientClosed(ZooKeeperError, code=ZooKeeperErrorCode.SESSION_EXPIRED):
     """The client was closed by its owner and accepts no more calls. The protocol has no such code."""
 
-    default_code = ZooKeeperErrorCode.SESSION_EXPIRED
 
-
-_CLASSES: dict[int, type[ZooKeeperError]] = {
-    error.default_code: error for error in ZooKeeperError.__subclasses__() if error is not ClientClosed
-}
 _KNOWN: dict[int, ZooKeeperErrorCode] = {int(code): code for code in ZooKeeperErrorCode}
 
 

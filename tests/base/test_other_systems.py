@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from klamm.base import environment
-from klamm.base.environment import File, SystemEnvironment, SystemFileSystem, open_file_limit, raise_open_file_limit
+from klamm.base import system_environment
+from klamm.base.environment import File
+from klamm.base.system_environment import SystemEnvironment, SystemFileSystem, open_file_limit, raise_open_file_limit
 from support.paths import TESTS
 
 # It stops with more logs than are synced one by one where syncfs exists.
@@ -96,7 +97,7 @@ def test_without_proc_memory_and_boot_are_unknown(monkeypatch: pytest.MonkeyPatc
     def no_file(*_: object, **__: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(environment, "open", no_file, raising=False)
+    monkeypatch.setattr(system_environment, "open", no_file, raising=False)
     machine = SystemEnvironment()
     assert (machine.memory_bytes, machine.background_memory_bytes, machine.boot_id()) == (0, 0, None)
     machine.close()

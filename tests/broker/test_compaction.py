@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import iterate_batches

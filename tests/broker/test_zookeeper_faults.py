@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.metrics import Metrics
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
+from klamm.client.retries import RetryPolicy
 from klamm.net.client import (
     ConnectFailed,
     ConnectionOptions,

@@ -11,11 +11,12 @@ from uuid import uuid4
 
 import pytest
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, NoOffset
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
+from klamm.client.retries import RetryPolicy
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.fetch import AbortedTransaction, FetchResponse

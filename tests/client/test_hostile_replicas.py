@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
+from klamm.client.retries import RetryPolicy
 from klamm.client.verification import verifier
 from klamm.client.verification.partition import PartitionCheck
 from klamm.client.verification.verifier import VerifyOptions, partitions_to_verify, verify_replicas

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
+from klamm.client.batches import TransactionFailed
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
-from klamm.client.sender import TransactionFailed
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnResponse, AddPartitionsToTxnTopicResult

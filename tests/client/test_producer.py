@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as java_murmur2
 
-from klamm.base.environment import SystemEnvironment
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.base.system_environment import SystemEnvironment
+from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.partitioner import StickyPartitions, murmur2, partition_of_key
 from klamm.client.producer import Producer, ProducerRecord, _ProducerBatch
+from klamm.client.retries import RetryPolicy
 from klamm.net.client import ConnectionOptions
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import confluent_kafka
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset, ProducerOptions

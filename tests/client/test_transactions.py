@@ -11,22 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.group_member import Membership
 from klamm.client.offsets import OffsetAndMetadata
 from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.prepared_transactions import TransactionGone, end_prepared, require_prepared
 from klamm.client.producer import ProducerRecord
+from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import (
-    PreparedTransaction,
-    ProducerEnded,
-    ProducerFenced,
-    State,
-    TransactionAborted,
-    TransactionGone,
-    end_prepared,
-    require_prepared,
-)
+from klamm.client.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
 from klamm.net.client import ClientError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnResponse

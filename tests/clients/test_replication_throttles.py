@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.admin.topics import NewTopic, create_topics

@@ -12,8 +12,8 @@ from klamm.access.clients import command_options
 from klamm.access.controller import ControllerAddress
 from klamm.access.http_reading import WrongAnswer
 from klamm.base import json_bytes
-from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.cluster import make_client
 from klamm.cockpit.live import cluster as cluster_module
@@ -231,7 +231,7 @@ async def test_brokers_that_do_not_answer_are_asked_for_nothing_else() -> None:
     assert str(source._partitions.why_not).startswith("no broker answers (broker 1: it does not answer")
     source._pulse.heard = {1: Heard(5_000, None, 1)}
     source._answers_changed()
-    assert source._client._avoided == {}
+    assert source._client._connections.avoided == {}
     hung.close()
     await source.close()
 

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from klamm.access.clients import command_options
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.cluster import make_client
 from klamm.client.offsets import ListedOffset, OffsetAndMetadata, alter_consumer_group_offsets, list_replica_offsets

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klamm.client.cluster import ClusterMetadata
+from klamm.client.metadata import ClusterMetadata
 from klamm.cockpit.live import pulse
 from klamm.cockpit.live.pulse import SILENT_S, Pulse
 from klamm.net.client import ConnectFailed

@@ -307,8 +307,8 @@ async def test_switched_on_for_a_topic(tmp_path: Path) -> None:
         await scene.kill(2)
         await scene.kill(1)
         await scene.start(2)
-        await scene.store.update_config(topic_entity("t"), lambda _old: {"unclean.leader.election.enable": "true"})
-        await scene.store.update_config(topic_entity("u"), lambda _old: {"unclean.leader.election.enable": "true"})
+        await scene.store.configs.update(topic_entity("t"), lambda _old: {"unclean.leader.election.enable": "true"})
+        await scene.store.configs.update(topic_entity("u"), lambda _old: {"unclean.leader.election.enable": "true"})
         scene.controller.enable_topic_unclean_leader_election("t")
         await scene.settled()
         assert [(await scene.state(topic))[0] for topic in ("t", "u")] == [2, -1]

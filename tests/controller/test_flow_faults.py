@@ -8,7 +8,7 @@ import pytest
 from klamm.controller.events import BrokerChange
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ElectionType
-from klamm.znodes import store
+from klamm.znodes import access
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, topic_path
 from support.controller.reassignment import Stage
@@ -46,7 +46,7 @@ async def test_an_unclean_election_may_complete_a_reassignment(tmp_path: Path) -
     async with playing(tmp_path) as scene:
         await scene.start(9, 1, 2)
         await scene.create("t", [1])
-        await scene.store.update_config("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
+        await scene.store.configs.update("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
         assert await move(scene, 2) is ErrorCode.NONE
         await scene.kill(1)
         assert (await scene.state("t"))[::2] == (2, (2,))
@@ -64,7 +64,7 @@ async def test_an_unclean_election_that_is_asked_for_may_complete_a_reassignment
         if by == "request":
             assert await scene.controller.elect_leaders([T0], ElectionType.UNCLEAN) == {T0: 2}
         else:
-            await scene.store.update_config("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
+            await scene.store.configs.update("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
             scene.controller.enable_topic_unclean_leader_election("t")
             await scene.settled()
         assert (await scene.state("t"))[::2] == (2, (2,))
@@ -250,7 +250,7 @@ async def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monk
         await scene.start(9, 1, 2, 3)
         await scene.create("t", *([1] for _ in range(10)))
         await scene.create("u", [1])
-        monkeypatch.setattr(store, "MAX_REASSIGNED_ZNODE_BYTES", 300)
+        monkeypatch.setattr(access, "MAX_REASSIGNED_ZNODE_BYTES", 300)
         all_of_t = [("t", number) for number in range(10)]
         scene.take()
         results = await scene.controller.alter_partition_reassignments({key: (2,) for key in (*all_of_t, ("u", 0))})
@@ -258,7 +258,7 @@ async def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monk
         assert refused == dict.fromkeys(all_of_t, ErrorCode.INVALID_REQUEST)
         assert {topic.topic for sent in scene.take() for topic in getattr(sent.body, "topics", ())} == {"u"}
         assert await move(scene, 2) is ErrorCode.NONE
-        monkeypatch.setattr(store, "MAX_REASSIGNED_ZNODE_BYTES", 100)
+        monkeypatch.setattr(access, "MAX_REASSIGNED_ZNODE_BYTES", 100)
         assert await move(scene, 2, 3) is ErrorCode.INVALID_REQUEST
         assert await move(scene) is ErrorCode.NONE
         found = await scene.store.topic_assignment("t")

@@ -775,7 +775,7 @@ async def test_the_controller_dies_between_two_steps_of_a_deletion(
         while deaths:
             scene.sent.clear()
             await scene.create("t", [1, 2, 3])
-            await scene.store.update_config("topics/t", lambda config: {**config, "retention.ms": "1"})
+            await scene.store.configs.update("topics/t", lambda config: {**config, "retention.ms": "1"})
             await before(scene, stage)
             stage.journal.die_after(steps)
             deaths = []
@@ -784,7 +784,7 @@ async def test_the_controller_dies_between_two_steps_of_a_deletion(
             await scene.settled()
             store, context = scene.store, scene.controller.context
             assert (await store.topic_names(), await store.topic_deletions()) == ([], []), steps
-            assert await store.configured_entities("topics") == [], steps
+            assert await store.configs.entities("topics") == [], steps
             assert hosting(scene.sent, "t") == set(), steps
             assert not any(T0 in context.replica_states(broker_id) for broker_id in scene.brokers), steps
             steps += 1

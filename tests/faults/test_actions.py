@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.faults.agent import Agent
 from klamm.faults.commands import Action, Json, from_json
 from klamm.faults.commands.actions import (

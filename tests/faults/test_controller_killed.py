@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.testing.async_cluster import AsyncCluster
 from klamm.testing.cluster import Cluster
 from klamm.znodes.requests import (

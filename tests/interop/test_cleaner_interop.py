@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_one_go
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol.record.records import decode_records
 from klamm.storage.compaction.cleaner import clean
 from klamm.storage.compaction.compiled_kernel import CompiledKernel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from klamm.access.clients import command_options
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import make_client
 from klamm.cockpit.live.cluster import open_cluster
 from klamm.cockpit.live.document import KAFKA_NUMBERS, KAFKA_SHOWS_LESS, KRAFT_SHOWS_LESS

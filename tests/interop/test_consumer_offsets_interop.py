@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.coordinator.groups.group_records import (
@@ -35,12 +36,24 @@ def static_member(member_id: str, instance_id: str | None, subscription: bytes, 
 
 
 GROUPS = {
-    "stable": Group.load("größe", 7, "consumer", "range", "m", 99, [static_member("m", "inst", b"\0\1sub", b"\1\2")]),
-    "dynamic": Group.load("g", 2**31 - 1, "connect", "range", "m", None, [static_member("m", None, b"", b"")]),
-    "several": Group.load(
-        "g", 1, "consumer", "range", "a", 1, [static_member(name, name, name.encode(), b"") for name in ("a", "b", "c")]
+    "stable": in_one_go(
+        Group.load_steps("größe", 7, "consumer", "range", "m", 99, [static_member("m", "inst", b"\0\1sub", b"\1\2")])
     ),
-    "empty": Group.load("g", 8, "consumer", None, None, 99, []),
+    "dynamic": in_one_go(
+        Group.load_steps("g", 2**31 - 1, "connect", "range", "m", None, [static_member("m", None, b"", b"")])
+    ),
+    "several": in_one_go(
+        Group.load_steps(
+            "g",
+            1,
+            "consumer",
+            "range",
+            "a",
+            1,
+            [static_member(name, name, name.encode(), b"") for name in ("a", "b", "c")],
+        )
+    ),
+    "empty": in_one_go(Group.load_steps("g", 8, "consumer", None, None, 99, [])),
     "only commits": Group("g", GroupState.EMPTY, 12),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.delete_records import TO_HIGH_WATERMARK, delete_records
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.admin.topics import NewTopic, create_topics

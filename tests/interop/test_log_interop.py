@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_one_go
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol.record import record_batch as rb
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import (

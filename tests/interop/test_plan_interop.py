@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.json_form import parse_reassignment
 from klamm.cli.reassign.planning.goals import Goal, Racks
@@ -82,7 +83,7 @@ def test_kafka_places_topics_as_klamms_copy_of_its_algorithm(
     ours = kafka_plan(cluster, Goal(broker_list=tuple(brokers), racks=Racks.KEEP if rack_aware else Racks.IGNORE))
     for topic, (partitions, factor) in TOPICS.items():
         possible = [
-            assign_replicas(brokers, partitions, factor, start_index=start, shift=shift, racks=racks)
+            in_one_go(assign_replicas(brokers, partitions, factor, start_index=start, shift=shift, racks=racks))
             for start in range(len(brokers))
             for shift in range(len(brokers))
         ]

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, offset_fetch_request
 from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.prepared_transactions import end_prepared
 from klamm.client.properties import parse_addresses
+from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import PreparedTransaction, end_prepared
 from klamm.coordinator.groups.group_records import OffsetKey, read_key, read_offset_value
 from klamm.net.client import Connection
 from klamm.protocol.error_codes import ErrorCode, KafkaError

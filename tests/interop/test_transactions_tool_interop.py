@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.cli.main import run
 from klamm.client import threads
 from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
+from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.producer import ProducerRecord
 from klamm.client.properties import parse_addresses
-from klamm.client.sender import Identity, produce_request
+from klamm.client.sender import produce_request
 from klamm.client.transactional_producer import TransactionalProducer
 from klamm.client.transactions import TransactionManager
 from klamm.protocol.messages import ApiKey

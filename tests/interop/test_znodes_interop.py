@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from klamm.base import json_bytes
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.znodes import brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, ProducerIdBlock
@@ -111,7 +111,7 @@ async def test_we_read_what_kafka_writes_and_would_write_the_same(
         assert states == {("theirs", number): LeaderAndIsr(0, 0, (0,), epoch) for number in range(3)}
         assert same(LeaderAndIsr(0, 0, (0,), epoch).encode(), await data(topics.partition_state_path("theirs", 0)))
 
-        config = (await store.topic_configs(["theirs"]))["theirs"]
+        config = (await store.configs.of_topics(["theirs"]))["theirs"]
         assert config == {"retention.ms": "12345", "cleanup.policy": "compact,delete"}
         assert same(configs.encode_config(config), await data("/config/topics/theirs"))
         changes = await store.client.children(configs.CONFIG_CHANGES_PATH)
@@ -156,7 +156,7 @@ async def test_kafka_understands_what_we_write(real_kafka: RealKafka, real_zooke
             return value
 
         assert await retention() == "54321"
-        await store.update_config("topics/ours", lambda _stored: {"retention.ms": "99999"})
+        await store.configs.update("topics/ours", lambda _stored: {"retention.ms": "99999"})
         assert await retention() == "99999"
 
         # Each of these is removed by the controller once it has been understood and done.

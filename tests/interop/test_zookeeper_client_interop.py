@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper.client import State
 from support.oracles import RealZooKeeper
 from support.zookeeper.scenarios import SCENARIOS, Scene, States

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker
 from klamm.client.cluster import ClusterClient
 from klamm.config.broker import BrokerConfig

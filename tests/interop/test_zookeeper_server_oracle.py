@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, Check, CreateMode, Multi, OpCode, Stat
 from klamm.zookeeper.server import ZooKeeperServer

@@ -15,7 +15,7 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
 from klamm.net.client import AuthenticationFailed, ClientError, ConnectFailed, ConnectionOptions, connect
 from klamm.net.oauth import ENDPOINT, OAuthOptions

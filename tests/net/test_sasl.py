@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
+from klamm.client.retries import RetryPolicy
 from klamm.net.client import (
     AuthenticationFailed,
     ConnectFailed,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.state_changes import files, merging
 from klamm.state_changes.entries import names
 from klamm.state_changes.files import StateChangeFile

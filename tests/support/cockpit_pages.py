@@ -11,8 +11,8 @@ import pytest
 from klamm.access.clients import command_options
 from klamm.access.controller import read_controller, read_status
 from klamm.access.zookeeper import open_znodes
-from klamm.base.environment import SystemEnvironment
 from klamm.base.slices import in_slices
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.cockpit.live.document import Place, Read, digested, now_document
 from klamm.cockpit.live.readings import Dated

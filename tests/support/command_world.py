@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.cli import main
 from klamm.client import threads
 from klamm.client.cluster import make_client

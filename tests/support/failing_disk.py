@@ -4,7 +4,8 @@ import errno
 import os
 from collections.abc import Callable
 
-from klamm.base.environment import Buffer, File, FileSystem, SystemEnvironment, SystemFileSystem
+from klamm.base.environment import Buffer, File, FileSystem
+from klamm.base.system_environment import SystemEnvironment, SystemFileSystem
 
 # Operations that need space on the disk.
 GROWING = ("write", "create", "make_directories", "rename", "lock")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from klamm.client.cluster import RetryPolicy
+from klamm.client.retries import RetryPolicy
 from klamm.protocol.messages import ApiKey, request_class, response_class
 from support.scripted_broker import Asked
 

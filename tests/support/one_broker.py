@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from klamm.base.environment import Environment, SystemEnvironment
+from klamm.base.environment import Environment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.requests.security import Authorizer
 from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig

@@ -55,7 +55,7 @@ COSTS: dict[str, Cost] = {
     "_crc": lambda arguments: arguments["size_bytes"] // _CHECKED_PER_OPCODE,
 }
 _FILES_WITH_COSTS = (
-    "/klamm/base/environment.py",
+    "/klamm/base/system_environment.py",
     "/klamm/protocol/record/record_batch.py",
     "/klamm/storage/segments/search_index.py",
 )

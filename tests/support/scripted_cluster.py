@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
+from klamm.client.retries import RetryPolicy
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.find_coordinator import FindCoordinatorResponse
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse

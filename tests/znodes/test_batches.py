@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.znodes import batches
 from klamm.znodes.batches import ControllerMoved
 from klamm.zookeeper import jute, keeper_exceptions, messages

@@ -412,7 +412,7 @@ async def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Pat
         await with_losses(proxy, attempt, create_again)
         assert created
         assert await other.topic_names() == created
-        assert await other.topic_configs(created) == {topic: {"new": "1"} for topic in created}
+        assert await other.configs.of_topics(created) == {topic: {"new": "1"} for topic in created}
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------

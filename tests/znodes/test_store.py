@@ -11,14 +11,15 @@ from uuid import UUID
 import pytest
 
 from klamm.base import json_bytes
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.znodes import cluster, requests
+from klamm.znodes.access import MAX_ZNODE_BYTES
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import ProducerIdBlock
 from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.store import MAX_ZNODE_BYTES, EpochsUsedUp, KafkaZooKeeper
+from klamm.znodes.store import EpochsUsedUp, KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper import keeper_exceptions
 from klamm.zookeeper.client import ZooKeeperClient
@@ -210,7 +211,7 @@ async def test_topics(tmp_path: Path) -> None:
             with pytest.raises(KafkaError, match="already exists") as exists:
                 await store.create_topic("t", {0: [0, 1], 1: [0]}, other_id, {"retention.ms": "99"})
             assert exists.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
-        assert await store.topic_configs(["t", "absent"]) == {"t": {"retention.ms": "5"}, "absent": {}}
+        assert await store.configs.of_topics(["t", "absent"]) == {"t": {"retention.ms": "5"}, "absent": {}}
         assert await store.topic_names() == ["t"]
         assert await store.topic_assignment("absent") is None
         assignment = TopicAssignment({0: (0, 1), 1: (0,)}, first)
@@ -241,7 +242,7 @@ async def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, capl
         await store.create_topic("named", {0: [0]}, UUID(int=1), {})
         ids = await store.topic_ids(["bad", "good", "named", "absent"])
         assert ids == {"bad": None, "good": None, "named": UUID(int=1)}
-        found = await store.topic_configs(["bad", "good"])
+        found = await store.configs.of_topics(["bad", "good"])
         assert (str(found["bad"]), found["good"]) == (
             "znode /config/topics/bad: the content is a list, not an object",
             {},
@@ -253,19 +254,19 @@ async def test_a_config_that_nobody_understands_is_replaced_but_never_changed(tm
     async with playing(tmp_path) as (_, store):
         await store.client.create("/config/topics/t", b"{'retention.ms': '1'}")
         with pytest.raises(ZnodeError, match="/config/topics/t: not JSON"):
-            await store.update_config("topics/t", lambda stored: {**stored, "a": "1"})
+            await store.configs.update("topics/t", lambda stored: {**stored, "a": "1"})
         assert (await store.client.get("/config/topics/t"))[0] == b"{'retention.ms': '1'}"
-        assert await store.config_changes() == []
-        await store.replace_config("topics/t", {"a": "1"})
-        assert await store.config("topics/t") == {"a": "1"}
-        assert len(await store.config_changes()) == 1
+        assert await store.configs.changes() == []
+        await store.configs.replace("topics/t", {"a": "1"})
+        assert await store.configs.of("topics/t") == {"a": "1"}
+        assert len(await store.configs.changes()) == 1
 
 
 async def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path) -> None:
     async with playing(tmp_path) as (_, store):
-        await store.update_config("topics/t", lambda _stored: {"old": "1"})
+        await store.configs.update("topics/t", lambda _stored: {"old": "1"})
         await store.create_topic("t", {0: [0]}, None, {"new": "2"})
-        assert await store.topic_configs(["t"]) == {"t": {"new": "2"}}
+        assert await store.configs.of_topics(["t"]) == {"t": {"new": "2"}}
 
 
 async def test_marks_for_deletion(tmp_path: Path) -> None:
@@ -359,9 +360,9 @@ async def test_a_changed_config_is_announced(tmp_path: Path) -> None:
     async with playing(tmp_path) as (_, store):
         fired = Fired()
         await store.client.children("/config/changes", fired)
-        await store.update_config("users/u/clients/c", lambda _stored: {"a": "1"})
+        await store.configs.update("users/u/clients/c", lambda _stored: {"a": "1"})
         assert await fired.next() == (EventType.NODE_CHILDREN_CHANGED, "/config/changes")
-        await store.update_config("users/u/clients/c", lambda _stored: {"a": "2"})
+        await store.configs.update("users/u/clients/c", lambda _stored: {"a": "2"})
         assert await store.client.children("/config/changes") == [
             "config_change_0000000000",
             "config_change_0000000001",
@@ -376,19 +377,19 @@ def copied(key: str, stored: Mapping[str, str]) -> dict[str, str]:
 async def test_a_config_changes_from_what_it_is(tmp_path: Path) -> None:
     """Two that change it at the same time both count, and one that refuses changes nothing."""
     async with playing(tmp_path) as (_, store):
-        await store.update_config("topics/t", lambda stored: {**stored, "a": "1"})
-        await asyncio.gather(*(store.update_config("topics/t", partial(copied, key)) for key in ("b", "c", "d")))
-        assert await store.config("topics/t") == {"a": "1", "b": "1", "c": "1", "d": "1"}
-        assert len(await store.config_changes()) == 4
+        await store.configs.update("topics/t", lambda stored: {**stored, "a": "1"})
+        await asyncio.gather(*(store.configs.update("topics/t", partial(copied, key)) for key in ("b", "c", "d")))
+        assert await store.configs.of("topics/t") == {"a": "1", "b": "1", "c": "1", "d": "1"}
+        assert len(await store.configs.changes()) == 4
 
         def refuse(stored: dict[str, str]) -> dict[str, str]:
             raise KafkaError(ErrorCode.INVALID_CONFIG, stored["a"])
 
         for change in (refuse, lambda _stored: {"big": "x" * MAX_ZNODE_BYTES}):
             with pytest.raises(KafkaError):
-                await store.update_config("topics/t", change)
-        assert len(await store.config("topics/t")) == 4
-        assert len(await store.config_changes()) == 4
+                await store.configs.update("topics/t", change)
+        assert len(await store.configs.of("topics/t")) == 4
+        assert len(await store.configs.changes()) == 4
 
 
 async def test_a_config_that_cannot_be_understood_is_told_and_can_be_replaced(tmp_path: Path) -> None:
@@ -396,21 +397,21 @@ async def test_a_config_that_cannot_be_understood_is_told_and_can_be_replaced(tm
         await store.client.ensure_path("/config/brokers")
         await store.client.create("/config/brokers/1", b"not JSON")
         with pytest.raises(ZnodeError, match="/config/brokers/1: not JSON"):
-            await store.config("brokers/1")
-        await store.replace_config("brokers/1", {"a": "1"})
-        assert await store.config("brokers/1") == {"a": "1"}
+            await store.configs.of("brokers/1")
+        await store.configs.replace("brokers/1", {"a": "1"})
+        assert await store.configs.of("brokers/1") == {"a": "1"}
 
 
 async def test_notifications_are_read_and_removed(tmp_path: Path) -> None:
     async with playing(tmp_path) as (_, store):
         for topic in "ab":
-            await store.update_config(f"topics/{topic}", lambda _stored: {})
-        first, second = await store.config_changes()
-        found = await store.read_config_changes([first, second, "config_change_gone"])
+            await store.configs.update(f"topics/{topic}", lambda _stored: {})
+        first, second = await store.configs.changes()
+        found = await store.configs.read_changes([first, second, "config_change_gone"])
         assert [decode_config_change(name, data) for name, (data, _) in found.items()] == ["topics/a", "topics/b"]
         assert all(created_ms > 1_600_000_000_000 for _, created_ms in found.values())
-        await store.delete_config_changes([first, "config_change_gone"])
-        assert await store.config_changes() == [second]
+        await store.configs.delete_changes([first, "config_change_gone"])
+        assert await store.configs.changes() == [second]
 
 
 # Every write, with the connection lost after each of its requests was done but not answered.
@@ -423,13 +424,13 @@ async def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
             await store.create_topic(f"t{step}", {0: [0]}, UUID(int=step + 1), {"a": "b"})
             await store.add_partitions(f"t{step}", {1: [0]})
             await write_states(store, {(f"t{step}", n): LeaderAndIsr(0, step, (0,), 0) for n in range(2)})
-            await store.update_config(f"topics/t{step}", lambda stored: {**stored, "c": stored.get("c", "") + "d"})
+            await store.configs.update(f"topics/t{step}", lambda stored: {**stored, "c": stored.get("c", "") + "d"})
 
         steps = len(await with_losses(proxy, create))
         assert steps > 8
         for step in range(steps):
             assert await safe.topic_assignment(f"t{step}") == TopicAssignment({0: (0,), 1: (0,)}, UUID(int=step + 1))
-            assert await safe.topic_configs([f"t{step}"]) == {f"t{step}": {"a": "b", "c": "d"}}
+            assert await safe.configs.of_topics([f"t{step}"]) == {f"t{step}": {"a": "b", "c": "d"}}
             assert len(await safe.partition_states([(f"t{step}", 0), (f"t{step}", 1)])) == 2
 
 

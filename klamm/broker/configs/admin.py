@@ -54,7 +54,7 @@ class ConfigAdmin:
         config = replace_topic_config(self._config.current, entries)
         await self._ask_policy(ConfigResourceType.TOPIC, topic, dict(entries))
         if not validate_only:
-            await self._zookeeper().replace_config(topic_entity(topic), config)
+            await self._zookeeper().configs.replace(topic_entity(topic), config)
 
     async def change_topic(self, topic: str, changes: Sequence[AlterConfigOp], *, validate_only: bool) -> None:
         """Changes some of the topic's configs."""
@@ -75,7 +75,7 @@ class ConfigAdmin:
         config = replace_broker_config(self._config.current, entries, per_broker=per_broker)
         await self._ask_policy(ConfigResourceType.BROKER, name, dict(entries))
         if not validate_only:
-            await self._zookeeper().replace_config(broker_entity(broker_id), config)
+            await self._zookeeper().configs.replace(broker_entity(broker_id), config)
 
     async def change_broker(self, name: str, changes: Sequence[AlterConfigOp], *, validate_only: bool) -> None:
         """Changes some of the broker's dynamic configs."""
@@ -100,10 +100,10 @@ class ConfigAdmin:
         validate_only: bool,
     ) -> None:
         if validate_only or self._policy is not None:
-            change(await self._zookeeper().config(entity_path))
+            change(await self._zookeeper().configs.of(entity_path))
         await self._ask_policy(kind, name, {each.name: each.value for each in changes})
         if not validate_only:
-            await self._zookeeper().update_config(entity_path, change)
+            await self._zookeeper().configs.update(entity_path, change)
 
     async def _ask_policy(self, kind: ConfigResourceType, name: str, configs: Mapping[str, str | None]) -> None:
         if self._policy is not None:

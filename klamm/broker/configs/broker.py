@@ -53,7 +53,7 @@ class DynamicBrokerConfig(CurrentConfig):
 
 async def _stored(store: KafkaZooKeeper, entity_path: str) -> Stored:
     try:
-        return await store.config(entity_path)
+        return await store.configs.of(entity_path)
     except ZnodeError as error:
         return error
 

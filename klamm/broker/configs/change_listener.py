@@ -87,7 +87,7 @@ class ConfigChangeListener:
     async def _process(self) -> None:
         store, session = self._zookeeper(), self._session
         try:
-            names = await store.config_changes(self._has_news.set)
+            names = await store.configs.changes(self._has_news.set)
         except NoNode:
             # The parent znode was removed. When it is recreated, numbers restart at 0.
             self._last_executed, self._created_ms = -1, {}
@@ -100,7 +100,7 @@ class ConfigChangeListener:
 
     async def _apply(self, store: KafkaZooKeeper, names: list[str]) -> None:
         new = [name for name in names if name not in self._created_ms or _number(name) > self._last_executed]
-        found = await store.read_config_changes(new)
+        found = await store.configs.read_changes(new)
         self._created_ms.update((name, created_ms) for name, (_, created_ms) in found.items())
         last_of: dict[str, int] = {}
         for number, name in sorted((_number(name), name) for name in found):
@@ -121,7 +121,7 @@ class ConfigChangeListener:
     async def _purge(self, store: KafkaZooKeeper, names: list[str]) -> None:
         self._created_ms = {name: self._created_ms[name] for name in names if name in self._created_ms}
         oldest_ms = self._now_ms() - CHANGE_EXPIRATION_MS
-        await store.delete_config_changes([name for name, created in self._created_ms.items() if created < oldest_ms])
+        await store.configs.delete_changes([name for name, created in self._created_ms.items() if created < oldest_ms])
 
 
 def _number(name: str) -> int:

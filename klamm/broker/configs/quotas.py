@@ -45,7 +45,7 @@ class QuotaConfigs:
 
     async def load(self) -> None:
         """Reads all quotas and puts them into effect. Raises ZooKeeperError when the session ends."""
-        found = await self._zookeeper().quota_entities()
+        found = await self._zookeeper().configs.quota_entities()
         await self._read([*found, *sorted(self._known.keys() - set(found))])
 
     async def changed(self, entity_path: str) -> None:
@@ -54,7 +54,7 @@ class QuotaConfigs:
 
     async def _read(self, entity_paths: Sequence[str]) -> None:
         async for some in slices(entity_paths):
-            for path, stored in (await self._zookeeper().entity_configs(some)).items():
+            for path, stored in (await self._zookeeper().configs.of_entities(some)).items():
                 if (entity := entity_of(path)) is not None:
                     await self._apply(path, entity, stored)
 

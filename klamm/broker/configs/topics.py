@@ -79,7 +79,7 @@ class TopicConfigs:
 
     async def _read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
         """The configurations as this session's server has them."""
-        stored = await self._zookeeper().topic_configs(topics)
+        stored = await self._zookeeper().configs.of_topics(topics)
         return {
             topic: self._make(topic, overrides) async for topic, overrides in each(stored.items(), TOPICS_PER_SLICE)
         }

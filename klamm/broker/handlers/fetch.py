@@ -24,7 +24,8 @@ from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchReque
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
-from klamm.replication.replica_manager import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE, Wanted
+from klamm.replication.fetched_records import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE
+from klamm.replication.replica_manager import Wanted
 
 # Clients of earlier versions do not know zstd.
 FIRST_VERSION_WITH_ZSTD = 10

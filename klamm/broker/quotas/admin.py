@@ -35,14 +35,14 @@ class QuotaAdmin:
         only = wanted.only_entity
         entities: dict[str, Named] = {}
         if only is None:
-            async for path in each(await store.quota_entities()):
+            async for path in each(await store.configs.quota_entities()):
                 if (entity := entity_of(path)) is not None and wanted.matches(entity):
                     entities[path] = entity
         elif only:
             entities[entity_path(only)] = only
         found = []
         async for some in slices(sorted(entities)):
-            for path, stored in (await store.entity_configs(some)).items():
+            for path, stored in (await store.configs.of_entities(some)).items():
                 if isinstance(stored, ZnodeError):
                     _log.error("quotas cannot be described: %s", stored)
                     continue
@@ -62,9 +62,9 @@ class QuotaAdmin:
             await _require_address(ip)
         path, store = entity_path(entity), self._zookeeper()
         if validate_only:
-            altered(entity, await store.config(path), operations)
+            altered(entity, await store.configs.of(path), operations)
         else:
-            await store.update_config(path, lambda stored: altered(entity, stored, operations))
+            await store.configs.update(path, lambda stored: altered(entity, stored, operations))
 
 
 async def _require_address(name: str) -> None:

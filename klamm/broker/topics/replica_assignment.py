@@ -7,7 +7,7 @@ neighbours are in different racks, and a broker is skipped while its rack has a 
 
 from collections.abc import Mapping, Sequence
 
-from klamm.base.slices import Slices, Steps, in_one_go
+from klamm.base.slices import Slices, Steps
 
 
 class InvalidReplicationFactor(ValueError):
@@ -27,36 +27,14 @@ def assign_replicas(
     shift: int,
     first_partition: int = 0,
     racks: Mapping[int, str] | None = None,
-) -> dict[int, list[int]]:
-    """The replicas of `partitions` partitions, numbered from `first_partition`.
+    slices: Slices | None = None,
+) -> Steps[dict[int, list[int]]]:
+    """The replicas of `partitions` partitions, numbered from `first_partition`, in steps. Several assignments count in
+    the same `slices`.
 
     `start_index` and `shift` are drawn at random for a new topic; for added partitions they continue the topic's.
     `racks` must name every broker's rack, or be None. Raises InvalidPartitions, InvalidReplicationFactor.
     """
-    steps = assign_replicas_in_steps(
-        brokers,
-        partitions,
-        replication_factor,
-        start_index=start_index,
-        shift=shift,
-        first_partition=first_partition,
-        racks=racks,
-    )
-    return in_one_go(steps)
-
-
-def assign_replicas_in_steps(
-    brokers: Sequence[int],
-    partitions: int,
-    replication_factor: int,
-    *,
-    start_index: int,
-    shift: int,
-    first_partition: int = 0,
-    racks: Mapping[int, str] | None = None,
-    slices: Slices | None = None,
-) -> Steps[dict[int, list[int]]]:
-    """The steps of `assign_replicas`. Several assignments count in the same `slices`."""
     if partitions < 1:
         raise InvalidPartitions(f"number of partitions is {partitions}, it must be at least 1")
     if replication_factor < 1:

@@ -21,7 +21,7 @@ from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.broker.metadata.policies import Policy
 from klamm.broker.quotas.mutation_quota import Mutations
 from klamm.broker.request_errors import ITEM_ERRORS, as_controllers_error
-from klamm.broker.topics.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas_in_steps
+from klamm.broker.topics.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 from klamm.config.current import CurrentConfig
 from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
@@ -200,7 +200,7 @@ class TopicAdmin:
                 f"brokers {sorted(set(brokers) - set(racks))} have no rack, others have: give every broker one or none",
             )
         try:
-            steps = assign_replicas_in_steps(
+            steps = assign_replicas(
                 sorted(brokers),
                 partitions,
                 replication_factor,

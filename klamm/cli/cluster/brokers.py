@@ -28,7 +28,7 @@ def list_brokers(cluster: TimedOptions) -> None:
 @app.command(epilog="Example: klamm brokers describe --broker 1 --broker 2")
 def describe(
     broker: Annotated[
-        list[int] | None, typer.Option("--broker", metavar="ID", help="The broker's id; may be repeated. Default: all.")
+        list[int] | None, typer.Option(metavar="ID", help="The broker's id; may be repeated. Default: all.")
     ] = None,
     *,
     cluster: TimedOptions,

@@ -82,7 +82,7 @@ def cockpit(
         ),
     ] = None,
     allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Let the page move the controller, elect leaders, and so on.")
+        bool, typer.Option(help="Let the page move the controller, elect leaders, and so on.")
     ] = False,
     state_change_logs: Annotated[
         Path | None,
@@ -184,7 +184,7 @@ async def _serve(
     import asyncio
 
     from klamm.access.clients import cluster_errors, reach_cluster
-    from klamm.base.environment import SystemEnvironment
+    from klamm.base.system_environment import SystemEnvironment
     from klamm.client.cluster import make_client
     from klamm.cockpit.live.cluster import open_cluster
     from klamm.cockpit.server import Failure

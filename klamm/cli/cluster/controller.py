@@ -45,9 +45,7 @@ class ControllerOptions(ClusterOptions):
 
     zookeeper: Annotated[
         str | None,
-        typer.Option(
-            "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper's address; by default a broker is asked for it."
-        ),
+        typer.Option(metavar="HOST:PORT/CHROOT", help="ZooKeeper's address; by default a broker is asked for it."),
     ] = None
 
     def zookeeper_address(self) -> str:

@@ -115,7 +115,7 @@ def heal(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 @app.command(epilog="Example: klamm faults history --follow")
 def history(
-    follow: Annotated[bool, typer.Option("--follow", help="Continue with what happens, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option(help="Continue with what happens, until Ctrl-C.")] = False,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
 ) -> None:

@@ -38,13 +38,12 @@ def metrics(
     *,
     cluster: ControllerOptions,
     broker: Annotated[
-        list[int] | None, typer.Option("--broker", metavar="ID", help="The broker's id; may be repeated. Default: all.")
+        list[int] | None, typer.Option(metavar="ID", help="The broker's id; may be repeated. Default: all.")
     ] = None,
     url: Annotated[
-        list[str] | None,
-        typer.Option("--url", help="Read metrics here, from a JMX exporter for example; may be repeated."),
+        list[str] | None, typer.Option(help="Read metrics here, from a JMX exporter for example; may be repeated.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option(help="Refresh the screen until Ctrl-C.")] = False,
 ) -> None:
     """Show traffic, requests, replication, loop lag and memory of brokers, or the metrics with these names.
 

@@ -71,7 +71,7 @@ async def _record(connect: str, file: "BinaryIO", seconds: float | None) -> int:
     import asyncio
     import signal
 
-    from klamm.base.environment import SystemEnvironment
+    from klamm.base.system_environment import SystemEnvironment
     from klamm.recording.entries import znode_entry
     from klamm.recording.ordering import Ordering
     from klamm.recording.writer import RecordingWriter

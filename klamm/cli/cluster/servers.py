@@ -12,21 +12,17 @@ from klamm.cli.shared.output import print_line
 def broker(
     file: Annotated[Path, typer.Argument(metavar="FILE.properties", help="The broker's server.properties.")],
     override: Annotated[
-        list[str] | None, typer.Option("--override", metavar="KEY=VALUE", help="Replace a property; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Replace a property; may be repeated.")
     ] = None,
     logs_dir: Annotated[
         Path | None,
         typer.Option(
-            "--logs-dir",
             envvar="LOG_DIR",
             help="Directory of state-change.log and controller.log; by default their lines go to stderr.",
         ),
     ] = None,
     trace_state_changes: Annotated[
-        bool,
-        typer.Option(
-            "--trace-state-changes", help="In state-change.log, name every partition in every request (level TRACE)."
-        ),
+        bool, typer.Option(help="In state-change.log, name every partition in every request (level TRACE).")
     ] = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C; a second signal ends it at once."""

@@ -23,7 +23,7 @@ MOST_BROKERS: Final = 12
 
 def status(
     cluster: TimedOptions,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh the screen until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option(help="Refresh the screen until Ctrl-C.")] = False,
 ) -> None:
     """Show whether the cluster is healthy and, if not, why and what to do. Exits with 1 when it is not healthy, and
     with 3 when this is not known."""

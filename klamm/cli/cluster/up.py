@@ -44,16 +44,14 @@ def up(
         int, typer.Option(min=0, max=65535, help="Port of ZooKeeper; 0 takes any free port.")
     ] = 0,
     override: Annotated[
-        list[str] | None,
-        typer.Option("--override", metavar="KEY=VALUE", help="A broker property for all brokers; may be repeated."),
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A broker property for all brokers; may be repeated.")
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Start a broker, or ZooKeeper, again when its process has died.")
+        bool, typer.Option(help="Start a broker, or ZooKeeper, again when its process has died.")
     ] = False,
     control_port: Annotated[
         int | None,
         typer.Option(
-            "--control-port",
             min=0,
             max=65535,
             help="Take faults for this cluster at this port of 127.0.0.1, from klamm faults or over HTTP;"
@@ -61,7 +59,7 @@ def up(
         ),
     ] = None,
     cockpit: Annotated[
-        bool, typer.Option("--cockpit", help="Serve a web page that shows the cluster and its controller at work.")
+        bool, typer.Option(help="Serve a web page that shows the cluster and its controller at work.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

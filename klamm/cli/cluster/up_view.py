@@ -38,7 +38,7 @@ class TopicCounts:
         import asyncio
 
         from klamm.access.clients import command_options
-        from klamm.base.environment import SystemEnvironment
+        from klamm.base.system_environment import SystemEnvironment
         from klamm.client.cluster import make_client
         from klamm.net.client import ClientError
         from klamm.processes.readiness import CLIENT_ID

@@ -51,29 +51,24 @@ class EntityOptions:
     entity_type: Annotated[
         list[str] | None,
         typer.Option(
-            "--entity-type",
             metavar="TYPE",
             help="topics, brokers, broker-loggers, users, clients or ips; users and clients may stand together.",
         ),
     ] = None
     entity_name: Annotated[
-        list[str] | None, typer.Option("--entity-name", metavar="NAME", help="The name of the entity of that type.")
+        list[str] | None, typer.Option(metavar="NAME", help="The name of the entity of that type.")
     ] = None
-    entity_default: Annotated[
-        bool, typer.Option("--entity-default", help="The default of that type, instead of a name.")
-    ] = False
-    topic: Annotated[str | None, typer.Option("--topic", help="The topic's name.")] = None
-    client: Annotated[str | None, typer.Option("--client", metavar="ID", help="The client's id.")] = None
-    client_defaults: Annotated[bool, typer.Option("--client-defaults", help="The default of all clients.")] = False
-    user: Annotated[str | None, typer.Option("--user", metavar="PRINCIPAL", help="The user's principal name.")] = None
-    user_defaults: Annotated[bool, typer.Option("--user-defaults", help="The default of all users.")] = False
-    broker: Annotated[str | None, typer.Option("--broker", metavar="ID", help="The broker's id.")] = None
-    broker_defaults: Annotated[bool, typer.Option("--broker-defaults", help="The default of all brokers.")] = False
-    broker_logger: Annotated[
-        str | None, typer.Option("--broker-logger", metavar="ID", help="The broker whose loggers are meant.")
-    ] = None
-    ip: Annotated[str | None, typer.Option("--ip", help="The IP address.")] = None
-    ip_defaults: Annotated[bool, typer.Option("--ip-defaults", help="The default of all IP addresses.")] = False
+    entity_default: Annotated[bool, typer.Option(help="The default of that type, instead of a name.")] = False
+    topic: Annotated[str | None, typer.Option(help="The topic's name.")] = None
+    client: Annotated[str | None, typer.Option(metavar="ID", help="The client's id.")] = None
+    client_defaults: Annotated[bool, typer.Option(help="The default of all clients.")] = False
+    user: Annotated[str | None, typer.Option(metavar="PRINCIPAL", help="The user's principal name.")] = None
+    user_defaults: Annotated[bool, typer.Option(help="The default of all users.")] = False
+    broker: Annotated[str | None, typer.Option(metavar="ID", help="The broker's id.")] = None
+    broker_defaults: Annotated[bool, typer.Option(help="The default of all brokers.")] = False
+    broker_logger: Annotated[str | None, typer.Option(metavar="ID", help="The broker whose loggers are meant.")] = None
+    ip: Annotated[str | None, typer.Option(help="The IP address.")] = None
+    ip_defaults: Annotated[bool, typer.Option(help="The default of all IP addresses.")] = False
 
     def entity(self, *, to_alter: bool, zookeeper: bool) -> Entity:
         """Raises typer.BadParameter."""
@@ -145,16 +140,12 @@ def alter(
     named: EntityOptions,
     add_config: Annotated[
         str | None,
-        typer.Option(
-            "--add-config", metavar="K=V,...", help="Configs to set. Square brackets keep commas: k1=v1,k2=[v1,v2]."
-        ),
+        typer.Option(metavar="K=V,...", help="Configs to set. Square brackets keep commas: k1=v1,k2=[v1,v2]."),
     ] = None,
     add_config_file: Annotated[
-        Path | None, typer.Option("--add-config-file", metavar="FILE", help="Configs to set, as a properties file.")
+        Path | None, typer.Option(metavar="FILE", help="Configs to set, as a properties file.")
     ] = None,
-    delete_config: Annotated[
-        list[str] | None, typer.Option("--delete-config", metavar="K,...", help="Configs to delete.")
-    ] = None,
+    delete_config: Annotated[list[str] | None, typer.Option(metavar="K,...", help="Configs to delete.")] = None,
     *,
     cluster: ZooKeeperOptions,
     zk_tls_config_file: ZooKeeperTls = None,

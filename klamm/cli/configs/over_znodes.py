@@ -41,7 +41,7 @@ class ZnodeConfigs:
 
     def read(self, entity: Entity) -> dict[str, Current]:
         """The value of each key that is stored for the entity."""
-        stored = run_with_zookeeper(self._connect, lambda znodes: znodes.config(_path(entity)))
+        stored = run_with_zookeeper(self._connect, lambda znodes: znodes.configs.of(_path(entity)))
         return {key: Current(value, is_sensitive=_is_secret(entity, key)) for key, value in stored.items()}
 
     def check(self, entity: Entity, changes: Sequence[Change]) -> None:
@@ -59,7 +59,7 @@ class ZnodeConfigs:
             merged: dict[str, str | None] = {**stored, **values}
             return {key: value for key, value in merged.items() if value is not None}
 
-        run_with_zookeeper(self._connect, lambda znodes: znodes.update_config(_path(entity), changed))
+        run_with_zookeeper(self._connect, lambda znodes: znodes.configs.update(_path(entity), changed))
 
 
 def _is_secret(entity: Entity, key: str) -> bool:
@@ -106,7 +106,7 @@ def _part(entity_type: str, znode: str) -> Part:
 async def _describe(znodes: "KafkaZooKeeper", entity: Entity) -> list[Description]:
     found: list[Description] = []
     for each in await _named(znodes, entity):
-        configs = await znodes.config(_path(each))
+        configs = await znodes.configs.of(_path(each))
         # A user without a configuration may have a znode for its clients' sake.
         if configs or not (entity.is_user and entity.first.name is None):
             found.append(StoredConfigs(each, configs))
@@ -118,7 +118,7 @@ async def _named(znodes: "KafkaZooKeeper", entity: Entity) -> list[Entity]:
     first, *rest = entity.parts
     firsts = [first]
     if first.name is None:
-        firsts = [_part(first.type, name) for name in await znodes.configured_entities(first.type)]
+        firsts = [_part(first.type, name) for name in await znodes.configs.entities(first.type)]
     if not rest:
         return [Entity((part,)) for part in firsts]
     [child] = rest
@@ -127,7 +127,7 @@ async def _named(znodes: "KafkaZooKeeper", entity: Entity) -> list[Entity]:
         children = [child]
         if child.name is None:
             below = f"{part.type}/{_znode_name(part)}/{child.type}"
-            children = [_part(child.type, name) for name in await znodes.configured_entities(below)]
+            children = [_part(child.type, name) for name in await znodes.configs.entities(below)]
         found += [Entity((part, each)) for each in children]
     return found
 
@@ -160,7 +160,7 @@ async def _check_topic(znodes: "KafkaZooKeeper", entity: Entity, changes: Sequen
         change.key for change in changes if change.new is not None and change.key not in TOPIC_CONFIG_DEF.keys
     ]:
         raise ToolError(f"Unknown topic config name: {', '.join(unknown)}")
-    stored: dict[str, str | None] = {**await znodes.config(_path(entity))}
+    stored: dict[str, str | None] = {**await znodes.configs.of(_path(entity))}
     stored.update({change.key: change.new for change in changes})
     if problems := override_problems({key: value for key, value in stored.items() if value is not None}):
         raise ToolError("; ".join(problems))

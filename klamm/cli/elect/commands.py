@@ -45,22 +45,12 @@ AdminConfig = Annotated[
 class ScopeOptions:
     """Which partitions elect."""
 
-    all_topic_partitions: Annotated[
-        bool, typer.Option("--all-topic-partitions", help="All partitions of the cluster.")
-    ] = False
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="The topic; all its partitions, or those of --partition.")
-    ] = None
-    partition: Annotated[
-        list[int] | None, typer.Option("--partition", min=0, help="A partition of --topic. May be repeated.")
-    ] = None
+    all_topic_partitions: Annotated[bool, typer.Option(help="All partitions of the cluster.")] = False
+    topic: Annotated[str | None, typer.Option(help="The topic; all its partitions, or those of --partition.")] = None
+    partition: Annotated[list[int] | None, typer.Option(min=0, help="A partition of --topic. May be repeated.")] = None
     path_to_json_file: Annotated[
         Path | None,
-        typer.Option(
-            "--path-to-json-file",
-            metavar="FILE",
-            help='The partitions, as {"partitions": [{"topic": "t", "partition": 0}]}.',
-        ),
+        typer.Option(metavar="FILE", help='The partitions, as {"partitions": [{"topic": "t", "partition": 0}]}.'),
     ] = None
 
     def scope(self) -> "Scope":
@@ -105,7 +95,6 @@ def preferred(
     max_lag: Annotated[
         int | None,
         typer.Option(
-            "--max-lag",
             min=0,
             metavar="RECORDS",
             help=f"How far behind its leader a replica may be to be elected.  [default: {DEFAULT_MAX_LAG}]",

@@ -81,9 +81,7 @@ def list_groups(
     state: Annotated[
         str | None,
         typer.Option(
-            "--state",
-            metavar="[STATE,...]",
-            help="Show each group's state; with states, list only groups in one of them.",
+            metavar="[STATE,...]", help="Show each group's state; with states, list only groups in one of them."
         ),
     ] = None,
     watch: Watch = False,
@@ -106,10 +104,10 @@ def describe(
     all_groups: AllGroups = False,
     *,
     cluster: TimedOptions,
-    offsets: Annotated[bool, typer.Option("--offsets", help="Show partitions, offsets and lag (the default).")] = False,
-    members: Annotated[bool, typer.Option("--members", help="Members.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="Show state and coordinator.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="With --members: show each member's partitions.")] = False,
+    offsets: Annotated[bool, typer.Option(help="Show partitions, offsets and lag (the default).")] = False,
+    members: Annotated[bool, typer.Option(help="Members.")] = False,
+    state: Annotated[bool, typer.Option(help="Show state and coordinator.")] = False,
+    verbose: Annotated[bool, typer.Option(help="With --members: show each member's partitions.")] = False,
     watch: Watch = False,
 ) -> None:
     """Describe consumer groups: their offsets and lag, their members, or their state."""
@@ -162,7 +160,7 @@ def delete(
 def delete_offsets(
     group: OneGroup,
     topic: Annotated[
-        list[str], typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions. May be repeated.")
+        list[str], typer.Option(metavar="TOPIC[:0,1]", help="A topic, or some partitions. May be repeated.")
     ],
     cluster: TimedOptions,
 ) -> None:
@@ -194,15 +192,12 @@ def reset_offsets(
     group: Groups = None,
     all_groups: AllGroups = False,
     topic: Topics = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="All partitions with an offset committed by the group.")
-    ] = False,
+    all_topics: Annotated[bool, typer.Option(help="All partitions with an offset committed by the group.")] = False,
     to_offset: Annotated[int | None, typer.Option(help="Go to this offset.", max=MAX_OFFSET)] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Go to the first offset.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Go to the end, after the last record.")] = False,
+    to_earliest: Annotated[bool, typer.Option(help="Go to the first offset.")] = False,
+    to_latest: Annotated[bool, typer.Option(help="Go to the end, after the last record.")] = False,
     to_current: Annotated[
-        bool,
-        typer.Option("--to-current", help="Keep the committed offset; go to the end where no offset is committed."),
+        bool, typer.Option(help="Keep the committed offset; go to the end where no offset is committed.")
     ] = False,
     shift_by: Annotated[
         int | None,
@@ -220,9 +215,9 @@ def reset_offsets(
     from_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Go to the offsets of a CSV file made with --export.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the new offsets (the default).")] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print the new offsets as CSV.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only show the new offsets (the default).")] = False,
+    execute: Annotated[bool, typer.Option(help="Commit the new offsets.")] = False,
+    export: Annotated[bool, typer.Option(help="Print the new offsets as CSV.")] = False,
     *,
     cluster: TimedOptions,
 ) -> None:

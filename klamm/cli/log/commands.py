@@ -30,44 +30,34 @@ class Order(StrEnum):
 )
 def merge(
     logs: Annotated[
-        str | None, typer.Option("--logs", metavar="FILE,...", help="The state-change logs, with commas between them.")
+        str | None, typer.Option(metavar="FILE,...", help="The state-change logs, with commas between them.")
     ] = None,
     logs_regex: Annotated[
         str | None,
         typer.Option(
-            "--logs-regex",
             metavar="DIRECTORY/REGEX",
             help="All files of the directory whose names match, such as 'logs/state-change.log.*'.",
         ),
     ] = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", help="Only entries that name this topic's partitions.")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(help="Only entries that name this topic's partitions.")] = None,
     partitions: Annotated[
-        str | None, typer.Option("--partitions", metavar="0,1,...", help="Of --topic, only these partitions.")
+        str | None, typer.Option(metavar="0,1,...", help="Of --topic, only these partitions.")
     ] = None,
-    start_time: Annotated[
-        str | None, typer.Option("--start-time", metavar=TIME_FORM, help="The earliest time of an entry.")
-    ] = None,
-    end_time: Annotated[
-        str | None, typer.Option("--end-time", metavar=TIME_FORM, help="The latest time of an entry.")
-    ] = None,
+    start_time: Annotated[str | None, typer.Option(metavar=TIME_FORM, help="The earliest time of an entry.")] = None,
+    end_time: Annotated[str | None, typer.Option(metavar=TIME_FORM, help="The latest time of an entry.")] = None,
     order: Annotated[
         Order,
         typer.Option(
-            "--order",
-            help="causal: no entry before its cause, by controller and leader epoch, whatever the clocks say.",
+            help="causal: no entry before its cause, by controller and leader epoch, whatever the clocks say."
         ),
     ] = Order.TIME,
     story: Annotated[
-        bool, typer.Option("--story", help="A table of one partition; needs --topic and one of --partitions.")
+        bool, typer.Option(help="A table of one partition; needs --topic and one of --partitions.")
     ] = False,
     spark: Annotated[
-        bool, typer.Option("--spark", help="Merge with Spark into Parquet files in --output; needs klamm[spark].")
+        bool, typer.Option(help="Merge with Spark into Parquet files in --output; needs klamm[spark].")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="The directory of --spark. It must not exist.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="The directory of --spark. It must not exist.")] = None,
     master: Master = None,
     remote: Remote = None,
     as_json: AsJson = False,
@@ -107,42 +97,30 @@ def dump(
     files: Annotated[
         str,
         typer.Option(
-            "--files",
             metavar="FILE,...",
             help="Segments (.log), indexes (.index, .timeindex, .txnindex), snapshots, checkpoints, partition.metadata"
             " and meta.properties.",
         ),
     ],
     print_data_log: Annotated[
-        bool, typer.Option("--print-data-log", help="Print keys and values. Every option for a decoder implies this.")
+        bool, typer.Option(help="Print keys and values. Every option for a decoder implies this.")
     ] = False,
-    deep_iteration: Annotated[
-        bool, typer.Option("--deep-iteration", help="Print every record, not only every batch.")
-    ] = False,
-    verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Compare indexes with their log and print no entry.")
-    ] = False,
+    deep_iteration: Annotated[bool, typer.Option(help="Print every record, not only every batch.")] = False,
+    verify_index_only: Annotated[bool, typer.Option(help="Compare indexes with their log and print no entry.")] = False,
     index_sanity_check: Annotated[
-        bool, typer.Option("--index-sanity-check", help="Check only that indexes do not contradict themselves.")
+        bool, typer.Option(help="Check only that indexes do not contradict themselves.")
     ] = False,
-    skip_record_metadata: Annotated[
-        bool, typer.Option("--skip-record-metadata", help="Of records, print only keys and values.")
-    ] = False,
+    skip_record_metadata: Annotated[bool, typer.Option(help="Of records, print only keys and values.")] = False,
     key_decoder_class: Annotated[
-        DecoderClass | None, typer.Option("--key-decoder-class", help="How keys are printed; text by default.")
+        DecoderClass | None, typer.Option(help="How keys are printed; text by default.")
     ] = None,
     value_decoder_class: Annotated[
-        DecoderClass | None, typer.Option("--value-decoder-class", help="How values are printed; text by default.")
+        DecoderClass | None, typer.Option(help="How values are printed; text by default.")
     ] = None,
-    offsets_decoder: Annotated[
-        bool, typer.Option("--offsets-decoder", help="The segments are of __consumer_offsets.")
-    ] = False,
-    transaction_log_decoder: Annotated[
-        bool, typer.Option("--transaction-log-decoder", help="The segments are of __transaction_state.")
-    ] = False,
+    offsets_decoder: Annotated[bool, typer.Option(help="The segments are of __consumer_offsets.")] = False,
+    transaction_log_decoder: Annotated[bool, typer.Option(help="The segments are of __transaction_state.")] = False,
     max_message_size: Annotated[
-        int | None,
-        typer.Option("--max-message-size", help="Accepted as by kafka-dump-log; batches of any size are read."),
+        int | None, typer.Option(help="Accepted as by kafka-dump-log; batches of any size are read.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -177,9 +155,7 @@ def verify(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIRECTORY...", help="The broker's log directories, all of log.dirs.")
     ],
-    topic: Annotated[
-        str | None, typer.Option("--topic", metavar="REGEX", help="Only partitions of topics that match.")
-    ] = None,
+    topic: Annotated[str | None, typer.Option(metavar="REGEX", help="Only partitions of topics that match.")] = None,
     compacted: Annotated[
         list[str] | None,
         typer.Option(

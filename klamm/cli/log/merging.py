@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.cli.shared.output import data_output, print_line, print_lines, stream_line
 from klamm.cli.shared.patterns import expression
 from klamm.processes.tool_errors import EXIT_FAILED, EXIT_OK, ToolError

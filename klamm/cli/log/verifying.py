@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import typer
 
-from klamm.base.environment import FileSystem, SystemEnvironment
+from klamm.base.environment import FileSystem
 from klamm.base.progress import progress
+from klamm.base.system_environment import SystemEnvironment
 from klamm.base.words import counted
 from klamm.cli.shared.output import print_line
 from klamm.cli.shared.patterns import expression

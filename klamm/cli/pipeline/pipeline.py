@@ -56,18 +56,17 @@ StorageOptions = Annotated[
 @app.command(epilog="Example: klamm pipeline archive --directory archive --topic orders --delta")
 def archive(
     directory: Annotated[
-        str,
-        typer.Option("--directory", help="The archive: a directory that all executors see, or s3://, gs://, az://."),
+        str, typer.Option(help="The archive: a directory that all executors see, or s3://, gs://, az://.")
     ],
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic. May be repeated.")] = None,
-    pattern: Annotated[str | None, typer.Option("--pattern", help="All topics that match this pattern.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="A topic. May be repeated.")] = None,
+    pattern: Annotated[str | None, typer.Option(help="All topics that match this pattern.")] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     offsets_per_file: Annotated[int, typer.Option(min=1, help="The largest number of offsets in a file.")] = 1_000_000,
     accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="Go on where records were removed before they were archived.")
+        bool, typer.Option(help="Go on where records were removed before they were archived.")
     ] = False,
     delta: Annotated[
-        bool, typer.Option("--delta", help="Also keep DIRECTORY/data as a Delta table; needs the package deltalake.")
+        bool, typer.Option(help="Also keep DIRECTORY/data as a Delta table; needs the package deltalake.")
     ] = False,
     iceberg: Annotated[
         str | None,
@@ -117,18 +116,17 @@ def archive(
 
 @app.command(epilog="Example: klamm pipeline replay --directory archive --output offsets --topic orders=orders2")
 def replay(
-    directory: Annotated[str, typer.Option("--directory", help="The archive: a directory, or s3://, gs://, az://.")],
-    output: Annotated[Path, typer.Option("--output", help="Directory for the new offsets.")],
+    directory: Annotated[str, typer.Option(help="The archive: a directory, or s3://, gs://, az://.")],
+    output: Annotated[Path, typer.Option(help="Directory for the new offsets.")],
     topic: Annotated[
-        list[str] | None,
-        typer.Option("--topic", metavar="TOPIC[=NEW]", help="A topic, and its new name. May be repeated."),
+        list[str] | None, typer.Option(metavar="TOPIC[=NEW]", help="A topic, and its new name. May be repeated.")
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     max_records_per_second: Annotated[
         int | None, typer.Option(min=1, help="Limit for all partitions together.")
     ] = None,
     commit_groups: Annotated[
-        bool, typer.Option("--commit-groups", help="Translate the groups' committed offsets, and commit them.")
+        bool, typer.Option(help="Translate the groups' committed offsets, and commit them.")
     ] = False,
     storage_option: StorageOptions = None,
     option: Options = None,
@@ -167,9 +165,9 @@ def replay(
 
 @app.command(epilog="Example: klamm pipeline transform --source sales --target totals --checkpoint progress")
 def transform(
-    source: Annotated[str, typer.Option("--source", help="The topic of the sales.")],
-    target: Annotated[str, typer.Option("--target", help="The topic of the totals.")],
-    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="Directory in which Spark keeps its progress.")],
+    source: Annotated[str, typer.Option(help="The topic of the sales.")],
+    target: Annotated[str, typer.Option(help="The topic of the totals.")],
+    checkpoint: Annotated[Path, typer.Option(help="Directory in which Spark keeps its progress.")],
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     window: Annotated[str, typer.Option(help="The period of each total.")] = "1 minute",
     late: Annotated[str, typer.Option(help="How late a sale may arrive.")] = "10 minutes",
@@ -199,9 +197,7 @@ def transform(
 
 @app.command(epilog="Example: klamm pipeline load --topic 'orders.*' --output load.json --report load.html")
 def load(
-    topic: Annotated[
-        str, typer.Option("--topic", help="A regular expression for whole names of topics; all by default.")
-    ] = ".*",
+    topic: Annotated[str, typer.Option(help="A regular expression for whole names of topics; all by default.")] = ".*",
     start_time: Annotated[
         str | None,
         typer.Option(
@@ -268,9 +264,8 @@ def prewarm(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--directory",
             help="Where to keep the machine code: what executors get as NUMBA_CACHE_DIR. By default beside klamm,"
-            " or in the user's cache directory.",
+            " or in the user's cache directory."
         ),
     ] = None,
     as_json: AsJson = False,

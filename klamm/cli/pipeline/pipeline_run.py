@@ -33,9 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline, in YAML. docs/spark.md has its keys.")],
-    check: Annotated[
-        bool, typer.Option("--check", help="Only check the file, without Spark. SQL is not checked.")
-    ] = False,
+    check: Annotated[bool, typer.Option(help="Only check the file, without Spark. SQL is not checked.")] = False,
     print_program: Annotated[
         bool, typer.Option("--print", help="Only print the PySpark program that the file stands for.")
     ] = False,

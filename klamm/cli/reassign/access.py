@@ -169,7 +169,7 @@ class ZnodeAccess:
     async def read_configs(self, keys: Iterable[ConfigKey]) -> dict[ConfigKey, str | None]:
         wanted = list(keys)
         configs = {
-            entity: await self._znodes.config(entity) for entity in dict.fromkeys(each.entity for each in wanted)
+            entity: await self._znodes.configs.of(entity) for entity in dict.fromkeys(each.entity for each in wanted)
         }
         return {key: configs[key.entity].get(key.name) for key in wanted}
 
@@ -184,7 +184,7 @@ class ZnodeAccess:
             if topic != entity and not await self._znodes.topic_exists(topic):
                 results[entity] = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic}")
                 continue
-            await self._znodes.update_config(entity, lambda config, values=values: _changed(config, values))  # type: ignore[misc]
+            await self._znodes.configs.update(entity, lambda config, values=values: _changed(config, values))  # type: ignore[misc]
             results[entity] = None
         return results
 

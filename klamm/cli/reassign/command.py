@@ -47,14 +47,9 @@ def execute(
     options: ExecuteOptions,
     *,
     additional: Annotated[
-        bool,
-        typer.Option(
-            "--additional", help="Begin although other reassignments are in progress; also to change the throttle."
-        ),
+        bool, typer.Option(help="Begin although other reassignments are in progress; also to change the throttle.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an execution of this plan that was interrupted.")
-    ] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with an execution of this plan that was interrupted.")] = False,
 ) -> None:
     """Move partitions as a plan says, follow them to the end, and take the throttle back.
 
@@ -104,7 +99,7 @@ def rollback(
 def throttle(
     reassignment_json_file: ReassignmentFile,
     rate: Annotated[
-        int | None, typer.Option("--rate", min=1, metavar="BYTES/S", help="The new limit for copies between brokers.")
+        int | None, typer.Option(min=1, metavar="BYTES/S", help="The new limit for copies between brokers.")
     ] = None,
     log_dir_rate: LogDirThrottle = None,
     *,
@@ -202,10 +197,7 @@ def list_reassignments(
 @app.command(epilog="Example: klamm reassign cancel --reassignment-json-file plan.json")
 def cancel(
     reassignment_json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--reassignment-json-file", metavar="FILE", exists=True, dir_okay=False, help="The plan to cancel."
-        ),
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="The plan to cancel.")
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Cancel every reassignment of the cluster.")] = False,
     *,

@@ -25,21 +25,15 @@ if TYPE_CHECKING:
 
 
 def decommission(
-    broker: Annotated[
-        list[int], typer.Option("--broker", metavar="ID", min=0, help="The broker to empty; may be repeated.")
-    ],
+    broker: Annotated[list[int], typer.Option(metavar="ID", min=0, help="The broker to empty; may be repeated.")],
     plan_file: Annotated[
         Path | None,
-        typer.Option(
-            "--plan-file", metavar="FILE", dir_okay=False, help="Where the plan is kept; default: decommission-ID.json."
-        ),
+        typer.Option(metavar="FILE", dir_okay=False, help="Where the plan is kept; default: decommission-ID.json."),
     ] = None,
     *,
     cluster: Reached,
     options: DecommissionOptions,
-    disable_rack_aware: Annotated[
-        bool, typer.Option("--disable-rack-aware", help="Ignore the racks of brokers.")
-    ] = False,
+    disable_rack_aware: Annotated[bool, typer.Option(help="Ignore the racks of brokers.")] = False,
 ) -> None:
     """Move all replicas away from brokers, so that they can be shut down for good.
 

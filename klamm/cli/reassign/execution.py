@@ -1,6 +1,7 @@
 """Carries out the moves of a record: begins as many as the limits allow, follows them, and takes the throttle back.
 
 Each turn looks at the cluster, decides with the pure functions of `steps` and `throttles`, acts, and reports events.
+`setting_throttles` sets and restores configs; `log_dir_moves` moves replicas into their directories.
 
 What must stay true:
 - The record on disk names each config before it is set, so that a process that is killed at any point leaves nothing
@@ -18,14 +19,23 @@ for SETTLE_S have shown it.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from klamm.access.clients import error_line
 from klamm.cli.reassign.access import CONTROLLER_AWAITED_MS, Access
+from klamm.cli.reassign.log_dir_moves import MAY_PASS, LogDirMoves
 from klamm.cli.reassign.planning.model import Move
-from klamm.cli.reassign.state_file import Record, StateFile
+from klamm.cli.reassign.setting_throttles import (
+    FIRST_LOOKS_EVERY_S,
+    LOOKS_EVERY_S,
+    Report,
+    Throttled,
+    restore_throttles,
+    set_throttles,
+)
+from klamm.cli.reassign.state_file import StateFile
 from klamm.cli.reassign.steps import (
     BEHIND,
     CANCELLED,
@@ -38,45 +48,21 @@ from klamm.cli.reassign.steps import (
     next_batch,
 )
 from klamm.cli.reassign.throttles import (
-    Changes,
     ConfigKey,
-    Setting,
     broker_entity,
     broker_of,
-    foreign,
-    is_gone,
-    settings_for,
-    shows,
-    to_restore,
-    to_set,
     topic_entity,
     wanted_configs,
 )
-from klamm.client.admin.log_dirs import TopicPartitionReplica
-from klamm.client.cluster import RETRIABLE_ERRORS
 from klamm.net.client import ClientError
 from klamm.processes.tool_errors import ToolError
-from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
-FIRST_LOOKS_EVERY_S: Final = 0.1
-LOOKS_EVERY_S: Final = 1.0
 SETTLE_S: Final = 20.0
 CONFIGS_CHECKED_EVERY_S: Final = 5.0
 RATE_OVER_S: Final = 10.0
-RESTORE_TRIES: Final = 3
-CONFIRMED_WITHIN_S: Final = 5.0
 STOPPED: Final = "another client has cancelled a partition of this plan, so nothing more begins"
-NOT_ALIVE: Final = "the broker is not alive"
-
-# The controller may accept a partition later that it refuses with one of these.
-MAY_PASS: Final = RETRIABLE_ERRORS | {
-    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-    ErrorCode.REASSIGNMENT_IN_PROGRESS,
-    ErrorCode.BROKER_NOT_AVAILABLE,
-}
-
-Report = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +106,7 @@ class Execution:
         self._refused: dict[TopicPartition, str] = {}
         self._doubts: dict[TopicPartition, float] = {}
         self._is_stopped = False
-        self._dirs = _DirMoves(access, self._record, report)
+        self._dirs = LogDirMoves(access, self._record, report)
         self._throttled: dict[ConfigKey, str] = {}
         self._throttle_errors: dict[str, str] = {}
         self._throttle_announced: object = (None, None)
@@ -427,260 +413,3 @@ class Execution:
     def _failed(self) -> dict[str, str]:
         changed = {key: each for key, each in self._verdicts.items() if each.standing is Standing.CHANGED}
         return {str(key): verdict.reason for key, verdict in changed.items()} | self._dirs.failures()
-
-
-@dataclass(frozen=True)
-class Throttled:
-    """What an attempt to set throttles has found. `errors` are the reasons why some could not be set, by entity. `gone`
-    was deleted by another client and is set again; `foreign` are rates of other clients, which stay."""
-
-    errors: Mapping[str, str]
-    gone: Collection[ConfigKey] = ()
-    foreign: Mapping[ConfigKey, str | None] = field(default_factory=dict)
-
-
-async def set_throttles(
-    access: Access, file: StateFile, wanted: Mapping[ConfigKey, str], shown: Mapping[ConfigKey, str] | None = None
-) -> Throttled:
-    """Records the former values of these configs, and sets those that are not as they are wanted. A rate that another
-    client has set meanwhile stays. `shown` are the values that the brokers have shown already."""
-    if not wanted:
-        return Throttled({})
-    shown = shown or {}
-    current = await access.read_configs(wanted)
-    gone = _gone(shown.keys() & wanted.keys(), shown, current)
-    if gone:
-        # A broker that was asked may be behind the one that has shown the value.
-        await asyncio.sleep(LOOKS_EVERY_S)
-        current = await access.read_configs(wanted)
-        gone = _gone(gone, shown, current)
-    readable = {key: value for key, value in wanted.items() if key in current}
-    record = file.change(
-        lambda record: record.with_settings(settings_for(readable, record.settings, current, record.own_replicas))
-    )
-    settings = {key: record.settings[key] for key in readable}
-    changes = to_set(settings, current, shown.keys())
-    results = await access.change_configs(changes) if changes else {}
-    silent = {key.entity: "the broker does not answer" for key in wanted if key not in current}
-    errors = {entity: error_line(error) for entity, error in results.items() if error is not None}
-    expected = {
-        ConfigKey(entity, name): value
-        for entity, values in changes.items()
-        if entity not in errors
-        for name, value in values.items()
-    }
-    errors |= silent | await _unconfirmed(access, settings, expected)
-    kept = {key: value for key, value in foreign(settings, current, shown.keys()).items() if key not in expected}
-    return Throttled(errors, [key for key in gone if key.entity not in errors], kept)
-
-
-def _gone(
-    keys: Collection[ConfigKey], shown: Mapping[ConfigKey, str], current: Mapping[ConfigKey, str | None]
-) -> set[ConfigKey]:
-    return {key for key in keys if key in current and is_gone(key, shown[key], current[key])}
-
-
-async def _unconfirmed(
-    access: Access, settings: Mapping[ConfigKey, Setting], expected: Mapping[ConfigKey, str | None]
-) -> dict[str, str]:
-    """Waits until brokers show the values that were written: they hear of a change a little later, and until then the
-    old value counts. Returns those that do not, by entity."""
-    deadline_s = asyncio.get_running_loop().time() + CONFIRMED_WITHIN_S
-    left = dict(expected)
-    while left:
-        try:
-            current = await access.read_configs(left)
-        except (KafkaError, ClientError):
-            current = {}
-        left = {
-            key: value
-            for key, value in left.items()
-            if key not in current or not shows(key, settings[key], value, current[key])
-        }
-        if asyncio.get_running_loop().time() >= deadline_s:
-            break
-        if left:
-            await asyncio.sleep(FIRST_LOOKS_EVERY_S)
-    return {key.entity: f"{key.name} does not show the new value yet" for key in left}
-
-
-async def restore_throttles(access: Access, file: StateFile, report: Report) -> dict[str, str]:
-    """Gives every config of the record its former value. Returns why some could not be restored, by entity."""
-    problems: dict[str, str] = {}
-    is_throttled = False
-    file.hand_over()
-    for attempt in range(RESTORE_TRIES):
-        record = file.load()
-        if not record.settings:
-            break
-        if attempt:
-            await asyncio.sleep(LOOKS_EVERY_S)
-        is_throttled = True
-        try:
-            problems = await _restore(access, record, report)
-        except (KafkaError, ClientError) as error:
-            problems = {key.entity: str(error) for key in record.settings}
-        restored = {key: None for key in record.settings if key.entity not in problems}
-        file.change(lambda record, restored=restored: record.without(restored))  # type: ignore[misc]
-    if is_throttled and not problems:
-        report({"event": "throttle_removed"})
-    return problems
-
-
-async def _restore(access: Access, record: Record, report: Report) -> dict[str, str]:
-    """Restores the former values once, and returns the problems by entity."""
-    settings = record.settings
-    brokers = {key.entity: broker for key in settings if (broker := broker_of(key.entity)) is not None}
-    dead = await access.unreachable(brokers.values())
-    problems = {entity: NOT_ALIVE for entity, broker in brokers.items() if broker in dead}
-    reachable = {key: each for key, each in settings.items() if key.entity not in problems}
-    current = await access.read_configs(reachable)
-    problems |= {key.entity: "the broker does not answer" for key in reachable if key not in current}
-    known = {key: each for key, each in reachable.items() if key in current}
-    changes: Changes = to_restore(known, current, record.own_replicas)
-    for key, value in foreign(known, current).items():
-        if key.name not in changes.get(key.entity, {}):
-            report({"event": "config_kept", "entity": key.entity, "config": key.name, "value": value})
-    results = await access.change_configs(changes) if changes else {}
-    # A topic that was deleted has no configs.
-    gone = {
-        entity
-        for entity, error in results.items()
-        if error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    }
-    problems |= {
-        entity: error_line(error) for entity, error in results.items() if error is not None and entity not in gone
-    }
-    written = {
-        ConfigKey(entity, name): value
-        for entity, values in changes.items()
-        if entity not in gone and entity not in problems
-        for name, value in values.items()
-    }
-    problems |= await _unconfirmed(access, known, written)
-    for key, value in written.items():
-        if value is not None and key.entity not in problems:
-            report({"event": "config_restored", "entity": key.entity, "config": key.name, "value": value})
-    return problems
-
-
-class _DirMoves:
-    """The moves into chosen log directories. A broker takes the request for a replica that it does not have yet as a
-    wish, so it is sent before the partition moves, and again afterwards until the broker accepts it."""
-
-    def __init__(self, access: Access, record: Record, report: Report) -> None:
-        self._access, self._report = access, report
-        self._wanted = {
-            TopicPartitionReplica(move.topic, move.partition, broker): path
-            for move in record.moves
-            for broker, path in move.after.chosen_log_dirs.items()
-        }
-        self._state: dict[TopicPartitionReplica, str] = {}
-        self._accepted: set[TopicPartitionReplica] = set()
-        self._done: set[TopicPartitionReplica] = set()
-        self._failed: dict[TopicPartitionReplica, str] = {}
-        # What is copied between two directories of a broker: the sizes of the replicas, and of their copies.
-        self._size_bytes = {
-            TopicPartitionReplica(move.topic, move.partition, broker): move.size_bytes
-            for move in record.moves
-            for broker in move.log_dir_moves
-        }
-        self._copied_bytes: dict[TopicPartitionReplica, int] = {}
-
-    @property
-    def moved_bytes(self) -> int:
-        """How much has been copied between directories."""
-        return sum(
-            size_bytes if each in self._done else min(size_bytes, self._copied_bytes.get(each, 0))
-            for each, size_bytes in self._size_bytes.items()
-            if each not in self._failed
-        )
-
-    def bytes_to_move(self, move: Move) -> int:
-        """How much of a partition is copied between directories in all."""
-        replicas = (TopicPartitionReplica(move.topic, move.partition, broker) for broker in move.log_dir_moves)
-        return sum(self._size_bytes[each] for each in replicas if each not in self._failed)
-
-    def pending(self, moved: Collection[TopicPartition]) -> dict[str, str]:
-        """The moves of partitions that are at their brokers, and why each waits; empty text if it is copied now."""
-        return {_replica_text(each): self._state.get(each, "") for each in self._pending(moved)}
-
-    def failures(self) -> dict[str, str]:
-        return {_replica_text(each): reason for each, reason in self._failed.items()}
-
-    def _pending(self, moved: Collection[TopicPartition]) -> list[TopicPartitionReplica]:
-        return [
-            each
-            for each in self._wanted
-            if each not in self._done
-            and each not in self._failed
-            and TopicPartition(each.topic, each.partition) in moved
-        ]
-
-    async def announce(self, batch: Collection[Move]) -> None:
-        """Tells the brokers where the replicas of these partitions are to be."""
-        moving = {move.topic_partition for move in batch}
-        paths = {
-            each: path for each, path in self._wanted.items() if TopicPartition(each.topic, each.partition) in moving
-        }
-        if paths:
-            await self._access.move_log_dirs(paths)
-
-    async def step(self, moved: Collection[TopicPartition], look: ClusterMoment) -> None:
-        pending = self._pending(moved)
-        if not pending:
-            return
-        try:
-            await self._ask([each for each in pending if each not in self._accepted])
-            await self._follow([each for each in pending if each in self._accepted], look)
-        except (KafkaError, ClientError) as error:
-            self._report({"event": "trouble", "reason": str(error)})
-
-    async def _ask(self, replicas: Collection[TopicPartitionReplica]) -> None:
-        if not replicas:
-            return
-        started = []
-        for replica, error in (
-            await self._access.move_log_dirs({each: self._wanted[each] for each in replicas})
-        ).items():
-            if error is None:
-                self._accepted.add(replica)
-                self._state.pop(replica, None)
-                started.append(_replica_text(replica))
-            elif error.code in MAY_PASS:
-                self._state[replica] = error_line(error)
-            else:
-                self._failed[replica] = error_line(error)
-                self._report({"event": "refused", "replica": _replica_text(replica), "reason": error_line(error)})
-        if started:
-            self._report({"event": "log_dirs_started", "replicas": sorted(started)})
-
-    async def _follow(self, replicas: Collection[TopicPartitionReplica], look: ClusterMoment) -> None:
-        brokers = sorted({each.broker_id for each in replicas if each.broker_id in look.view.brokers})
-        partitions = sorted({TopicPartition(each.topic, each.partition) for each in replicas})
-        found = await self._access.log_dirs(brokers, partitions) if brokers else {}
-        for each in replicas:
-            key = TopicPartition(each.topic, each.partition)
-            directories = found.get(each.broker_id)
-            if directories is None:
-                self._state[each] = f"broker {each.broker_id} does not answer"
-                continue
-            self._state.pop(each, None)
-            replicas_by_path = {
-                path: replica
-                for path, directory in directories.items()
-                if (replica := directory.replicas.get(key)) is not None
-            }
-            copies = [replica.size_bytes for replica in replicas_by_path.values() if replica.is_future]
-            self._copied_bytes[each] = sum(copies)
-            present = {path: replica.is_future for path, replica in replicas_by_path.items()}
-            if present == {self._wanted[each]: False}:
-                self._done.add(each)
-                self._report({"event": "log_dir_completed", "replica": _replica_text(each)})
-            elif not any(present.values()):
-                # Another client has cancelled the move, or the broker has started anew: it is asked again.
-                self._accepted.discard(each)
-
-
-def _replica_text(replica: TopicPartitionReplica) -> str:
-    return f"{replica.topic}-{replica.partition}-{replica.broker_id}"

@@ -26,36 +26,25 @@ if TYPE_CHECKING:
 
 def generate(
     topics_to_move_json_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--topics-to-move-json-file", metavar="FILE", exists=True, dir_okay=False, help="Topics, in Kafka's JSON."
-        ),
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Topics, in Kafka's JSON.")
     ] = None,
     topic: Annotated[
-        str | None, typer.Option("--topic", help="A topic or a regular expression of several; all by default.")
+        str | None, typer.Option(help="A topic or a regular expression of several; all by default.")
     ] = None,
     broker_list: Annotated[
-        str | None,
-        typer.Option("--broker-list", metavar="0,1,2", help="Brokers that may have replicas; all by default."),
+        str | None, typer.Option(metavar="0,1,2", help="Brokers that may have replicas; all by default.")
     ] = None,
-    disable_rack_aware: Annotated[
-        bool, typer.Option("--disable-rack-aware", help="Ignore the racks of brokers.")
-    ] = False,
-    improve_racks: Annotated[
-        bool, typer.Option("--improve-racks", help="Also move replicas of a partition that share a rack.")
-    ] = False,
+    disable_rack_aware: Annotated[bool, typer.Option(help="Ignore the racks of brokers.")] = False,
+    improve_racks: Annotated[bool, typer.Option(help="Also move replicas of a partition that share a rack.")] = False,
     replication_factor: Annotated[
-        int | None,
-        typer.Option("--replication-factor", min=1, help="Add or remove replicas until there are this many."),
+        int | None, typer.Option(min=1, help="Add or remove replicas until there are this many.")
     ] = None,
     remove_brokers: Annotated[
-        str | None, typer.Option("--remove-brokers", metavar="3,4", help="Brokers that lose all their replicas.")
+        str | None, typer.Option(metavar="3,4", help="Brokers that lose all their replicas.")
     ] = None,
     replace: Annotated[
         list[str] | None,
-        typer.Option(
-            "--replace", metavar="OLD:NEW", help="The new broker gets the replicas of the old. May be repeated."
-        ),
+        typer.Option(metavar="OLD:NEW", help="The new broker gets the replicas of the old. May be repeated."),
     ] = None,
     balance: Annotated[
         str | None,
@@ -69,19 +58,17 @@ def generate(
         float, typer.Option(min=0, max=1, help="How far from the average a broker may stay, as a fraction.")
     ] = 0.05,
     balance_log_dirs: Annotated[
-        bool, typer.Option("--balance-log-dirs", help="Spread replicas over the log directories of their broker.")
+        bool, typer.Option(help="Spread replicas over the log directories of their broker.")
     ] = False,
     load: Annotated[
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Load, as klamm pipeline load writes it."),
     ] = None,
     throttle: Annotated[
-        int | None,
-        typer.Option("--throttle", min=1, metavar="BYTES/S", help="Say how long it takes at this rate."),
+        int | None, typer.Option(min=1, metavar="BYTES/S", help="Say how long it takes at this rate.")
     ] = None,
     kafka: Annotated[
-        bool,
-        typer.Option("--kafka", help="Place the topics anew, as Kafka's tool does; nearly everything moves."),
+        bool, typer.Option(help="Place the topics anew, as Kafka's tool does; nearly everything moves.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the proposed plan to this file.")

@@ -6,8 +6,8 @@ from typing import Any
 
 from klamm.access.clients import error_line
 from klamm.cli.reassign.access import Access, LogDirs
-from klamm.cli.reassign.execution import NOT_ALIVE, Report, restore_throttles, set_throttles
 from klamm.cli.reassign.planning.model import ANY_LOG_DIR, Broker, ClusterModel, Move, Partition, Placement
+from klamm.cli.reassign.setting_throttles import NOT_ALIVE, Report, restore_throttles, set_throttles
 from klamm.cli.reassign.state_file import Record, StateFile
 from klamm.cli.reassign.steps import ClusterMoment
 from klamm.cli.reassign.throttles import broker_entity, broker_of, clearing, wanted_configs

@@ -102,19 +102,14 @@ class ExecuteOptions:
     """How a plan is executed."""
 
     throttle: Annotated[
-        int | None,
-        typer.Option(
-            "--throttle", min=1, metavar="BYTES/S", help="Limit what each broker sends and receives for copies."
-        ),
+        int | None, typer.Option(min=1, metavar="BYTES/S", help="Limit what each broker sends and receives for copies.")
     ] = None
     log_dir_throttle: LogDirThrottle = None
     batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, help="Partitions that each broker copies at a time; all by default."),
+        int | None, typer.Option(min=1, help="Partitions that each broker copies at a time; all by default.")
     ] = None
     batch_bytes: Annotated[
-        int | None,
-        typer.Option("--batch-bytes", min=1, help="Bytes that each broker copies at a time; all by default."),
+        int | None, typer.Option(min=1, help="Bytes that each broker copies at a time; all by default.")
     ] = None
     timeout_ms: Annotated[
         int,
@@ -126,10 +121,7 @@ class ExecuteOptions:
         ),
     ] = 60_000
     no_wait: Annotated[
-        bool,
-        typer.Option(
-            "--no-wait", help="Begin everything and return, as Kafka's tool does; verify takes the throttle back."
-        ),
+        bool, typer.Option(help="Begin everything and return, as Kafka's tool does; verify takes the throttle back.")
     ] = False
     yes: Yes = False
 

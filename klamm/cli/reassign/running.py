@@ -243,7 +243,7 @@ class Reporter:
             self.note([text])
 
     def finish(self, outcome: "Outcome", plan: Path) -> None:
-        from klamm.cli.reassign.execution import NOT_ALIVE
+        from klamm.cli.reassign.setting_throttles import NOT_ALIVE
 
         if self._as_json:
             problems = {name: dict(getattr(outcome, name)) for name in ("unfinished", "failed", "throttles_left")}
@@ -346,7 +346,7 @@ def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_di
 def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool) -> dict[str, str]:
     """Takes the throttle of an execution back that no process follows. Its record stays unless the plan
     `is_complete`, so that it can be resumed."""
-    from klamm.cli.reassign.execution import restore_throttles
+    from klamm.cli.reassign.setting_throttles import restore_throttles
 
     report = (lambda event: None) if cluster.as_json else Reporter(as_json=False).report
     load_of_cluster(cluster, state)

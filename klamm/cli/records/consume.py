@@ -50,13 +50,10 @@ def consume(
         str | None, typer.Option(metavar="earliest|latest|N", help="Where to begin; latest if not given.")
     ] = None,
     from_beginning: Annotated[
-        bool,
-        typer.Option(
-            "--from-beginning", help="Begin at the earliest offset; with --group, where no offset is committed."
-        ),
+        bool, typer.Option(help="Begin at the earliest offset; with --group, where no offset is committed.")
     ] = False,
     group: Annotated[
-        str | None, typer.Option("--group", help="Read as a member of this consumer group, and commit offsets.")
+        str | None, typer.Option(help="Read as a member of this consumer group, and commit offsets.")
     ] = None,
     isolation_level: Annotated[
         str | None,
@@ -68,12 +65,12 @@ def consume(
     ] = None,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=0, help="Stop after this time without a record.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Write to this file.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write to this file.")] = None,
     separator: Annotated[str, typer.Option(help="Separator after each record; may hold escapes such as \\t.")] = "\\n",
-    print_key: Annotated[bool, typer.Option("--print-key", help="Print keys, before the values.")] = False,
-    print_headers: Annotated[bool, typer.Option("--print-headers", help="Print headers.")] = False,
-    print_offset: Annotated[bool, typer.Option("--print-offset", help="Print partition and offset.")] = False,
-    print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="Print timestamps.")] = False,
+    print_key: Annotated[bool, typer.Option(help="Print keys, before the values.")] = False,
+    print_headers: Annotated[bool, typer.Option(help="Print headers.")] = False,
+    print_offset: Annotated[bool, typer.Option(help="Print partition and offset.")] = False,
+    print_timestamp: Annotated[bool, typer.Option(help="Print timestamps.")] = False,
 ) -> None:
     """Read the records of a topic until Ctrl-C, --max-messages or --timeout-ms."""
     _check_options(offset, from_beginning, group, partition)

@@ -50,16 +50,14 @@ def produce(
     topic: TopicName,
     cluster: ClusterOptions,
     file: Annotated[
-        list[Path] | None, typer.Option("--file", help="Read this instead of standard input; may be repeated.")
+        list[Path] | None, typer.Option(help="Read this instead of standard input; may be repeated.")
     ] = None,
     separator: Annotated[str, typer.Option(help="Separator after each record; may hold escapes such as \\t.")] = "\\n",
     null: Annotated[bool, typer.Option("--null", "-0", help="Records end with a NUL byte.")] = False,
     key_separator: Annotated[
         str | None, typer.Option(help="Separator between key and value. Without this option records have no keys.")
     ] = None,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="Each record begins with name:value,name:value and a tab.")
-    ] = False,
+    headers: Annotated[bool, typer.Option(help="Each record begins with name:value,name:value and a tab.")] = False,
     partition: Annotated[int | None, typer.Option(min=0, help="Write to this partition only.")] = None,
     compression_type: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(COMPRESSION_TYPES)}; none if not given.")
@@ -155,7 +153,7 @@ async def _start(
     key_separator: bytes | None,
     with_headers: bool,
 ) -> "Lines":
-    from klamm.base.environment import SystemEnvironment
+    from klamm.base.system_environment import SystemEnvironment
     from klamm.client.producer import Producer
     from klamm.client.transactional_producer import TransactionalProducer
 

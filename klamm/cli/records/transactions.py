@@ -36,7 +36,8 @@ if TYPE_CHECKING:
         TransactionDescription,
         TransactionListing,
     )
-    from klamm.client.cluster import ClusterClient, ClusterMetadata
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.metadata import ClusterMetadata
 
 app = Commands("List and describe transactions, and end those that hang.")
 
@@ -98,9 +99,7 @@ def list_transactions(
 
 @app.command(epilog="Example: klamm transactions describe --transactional-id copier-1")
 def describe(
-    transactional_id: Annotated[
-        list[str], typer.Option("--transactional-id", metavar="ID", help="The transactional id. May be repeated.")
-    ],
+    transactional_id: Annotated[list[str], typer.Option(metavar="ID", help="The transactional id. May be repeated.")],
     cluster: PatientOptions,
 ) -> None:
     """Describe transactional ids: producer id and epoch, state, timeout, and the partitions of the transaction.

@@ -12,6 +12,7 @@ options of a cluster in one line, and gets a value that connects and prints:
 What must stay true: this module is imported for every command, and so imports nothing that only some of them need.
 """
 
+import copy
 import functools
 import inspect
 import re
@@ -19,9 +20,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from klamm.access.clients import command_options
 from klamm.access.zookeeper import run_with_zookeeper
@@ -147,7 +149,6 @@ class ZooKeeperOptions(ClusterOptions):
     zookeeper: Annotated[
         str | None,
         typer.Option(
-            "--zookeeper",
             metavar="HOST:PORT,.../CHROOT",
             help="Work on ZooKeeper's znodes at this address, instead of through the brokers.",
         ),
@@ -179,15 +180,13 @@ class Commands(typer.Typer):
 
 
 def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with one parameter for each field of its parameters that are dataclasses."""
+    """The function with one parameter for each field of its parameters that are dataclasses. A flag has one name."""
     signature = inspect.signature(function)
     fields = {
         name: inspect.signature(each.annotation).parameters
         for name, each in signature.parameters.items()
         if isinstance(each.annotation, type) and is_dataclass(each.annotation)
     }
-    if not fields:
-        return function
 
     @functools.wraps(function)
     def command(**given: Any) -> Any:
@@ -196,7 +195,7 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**given)
 
     parameters = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=_with_one_name(each.name, each.annotation))
         for name, parameter in signature.parameters.items()
         for each in (fields[name].values() if name in fields else [parameter])
     ]
@@ -204,3 +203,14 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
+
+
+def _with_one_name(name: str, annotation: Any) -> Any:
+    """A flag that names no option is --ITS-NAME; typer would add --no-ITS-NAME."""
+    of, *info = get_args(annotation) or (None,)
+    # In an annotation the first name that typer.Option gets is its `default`.
+    if of is not bool or not isinstance(info[0], OptionInfo) or info[0].default is not ...:
+        return annotation
+    option = copy.copy(info[0])
+    option.param_decls = (f"--{name.replace('_', '-')}",)
+    return Annotated[bool, option]

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from klamm.base.environment import File, SystemFileSystem
+from klamm.base.environment import File
+from klamm.base.system_environment import SystemFileSystem
 
 
 class _ReadOnlyFileSystem(SystemFileSystem):

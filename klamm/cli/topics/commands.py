@@ -87,16 +87,14 @@ def create(
     replica_assignment: Annotated[
         str | None,
         typer.Option(
-            "--replica-assignment",
-            metavar="0:1,1:2",
-            help="Brokers of each partition; replaces --partitions and --replication-factor.",
+            metavar="0:1,1:2", help="Brokers of each partition; replaces --partitions and --replication-factor."
         ),
     ] = None,
     disable_rack_aware: DisableRackAware = False,
     config: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="A topic config; may be repeated.")
     ] = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed even if the topic exists.")] = False,
+    if_not_exists: Annotated[bool, typer.Option(help="Succeed even if the topic exists.")] = False,
 ) -> None:
     """Create a topic."""
     if replica_assignment is not None and (partitions or replication_factor):
@@ -191,24 +189,20 @@ def describe(
     cluster: ZooKeeperOptions,
     exclude_internal: ExcludeInternal = False,
     under_replicated_partitions: Annotated[
-        bool, typer.Option("--under-replicated-partitions", help="Only partitions with a replica out of sync.")
+        bool, typer.Option(help="Only partitions with a replica out of sync.")
     ] = False,
     at_min_isr_partitions: Annotated[
-        bool, typer.Option("--at-min-isr-partitions", help="Only partitions with exactly min.insync.replicas in sync.")
+        bool, typer.Option(help="Only partitions with exactly min.insync.replicas in sync.")
     ] = False,
     under_min_isr_partitions: Annotated[
-        bool,
-        typer.Option("--under-min-isr-partitions", help="Only partitions with fewer than min.insync.replicas in sync."),
+        bool, typer.Option(help="Only partitions with fewer than min.insync.replicas in sync.")
     ] = False,
-    unavailable_partitions: Annotated[
-        bool, typer.Option("--unavailable-partitions", help="Only partitions without a live leader.")
-    ] = False,
+    unavailable_partitions: Annotated[bool, typer.Option(help="Only partitions without a live leader.")] = False,
     off_preferred_partitions: Annotated[
-        bool,
-        typer.Option("--off-preferred-partitions", help="Only partitions led by another replica than the preferred."),
+        bool, typer.Option(help="Only partitions led by another replica than the preferred.")
     ] = False,
     topics_with_overrides: Annotated[
-        bool, typer.Option("--topics-with-overrides", help="Only topics whose configs differ from the default.")
+        bool, typer.Option(help="Only topics whose configs differ from the default.")
     ] = False,
     if_exists: IfExists = False,
 ) -> None:
@@ -305,9 +299,7 @@ def alter(
     replica_assignment: Annotated[
         str | None,
         typer.Option(
-            "--replica-assignment",
-            metavar="0:1,1:2",
-            help="Brokers of each partition, also of those that exist, which are not moved.",
+            metavar="0:1,1:2", help="Brokers of each partition, also of those that exist, which are not moved."
         ),
     ] = None,
     disable_rack_aware: DisableRackAware = False,
@@ -415,7 +407,7 @@ def _alter_over_znodes(
 
     async def read(znodes: "KafkaZooKeeper") -> "tuple[ClusterView, dict[str, Any]]":
         await znodes.sync()
-        return await read_znodes(znodes), dict(await znodes.topic_configs(await znodes.topic_names()))
+        return await read_znodes(znodes), dict(await znodes.configs.of_topics(await znodes.topic_names()))
 
     view, configs = run_with_zookeeper(connect, read)
     changes = plan(view)

@@ -6,7 +6,7 @@ check before it writes, they check.
 
 from collections.abc import Mapping, Sequence
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.cli.topics.over_brokers import Topics
 from klamm.cli.topics.plans import Alteration
 from klamm.cli.topics.selection import Selection
@@ -26,7 +26,7 @@ async def read_topics(znodes: KafkaZooKeeper, selection: Selection) -> Topics:
     await znodes.sync()
     view = await read_znodes(znodes, selection.of(await znodes.topic_names()))
     of_topics = view.of_topics()
-    configs = await znodes.topic_configs(list(of_topics))
+    configs = await znodes.configs.of_topics(list(of_topics))
     deletions = set(await znodes.topic_deletions())
     topics = {}
     for name, partitions in of_topics.items():
@@ -106,7 +106,7 @@ async def change_configs(znodes: KafkaZooKeeper, change: Alteration) -> None:
         kept = {key: value for key, value in stored.items() if key not in change.configs}
         return {**kept, **{key: value for key, value in change.configs.items() if value is not None}}
 
-    await znodes.update_config(topic_entity(change.topic), changed)
+    await znodes.configs.update(topic_entity(change.topic), changed)
 
 
 async def delete_topics(znodes: KafkaZooKeeper, names: Sequence[str]) -> dict[str, bool | KafkaError]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import typer
 
+from klamm.base.slices import in_one_go
 from klamm.base.visible import visible
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView, joined
 from klamm.processes.tool_errors import ToolError
@@ -83,14 +84,16 @@ def _place(
             " --disable-rack-aware to place replicas without regard to racks."
         )
     try:
-        return assign_replicas(
-            sorted(brokers),
-            partitions,
-            replication_factor,
-            start_index=start_index,
-            shift=shift,
-            first_partition=first_partition,
-            racks=racks or None,
+        return in_one_go(
+            assign_replicas(
+                sorted(brokers),
+                partitions,
+                replication_factor,
+                start_index=start_index,
+                shift=shift,
+                first_partition=first_partition,
+                racks=racks or None,
+            )
         )
     except (InvalidPartitions, InvalidReplicationFactor) as error:
         raise ToolError(str(error)) from None

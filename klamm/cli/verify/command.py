@@ -97,7 +97,7 @@ def replicas(
         int, typer.Option(min=0, help="How long to wait for a replica that does not answer, or lags, in ms.")
     ] = 10_000,
     spark: Annotated[
-        bool, typer.Option("--spark", help="Verify on Spark's executors, for clusters larger than one machine.")
+        bool, typer.Option(help="Verify on Spark's executors, for clusters larger than one machine.")
     ] = False,
     master: Master = None,
     remote: Remote = None,

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import Route, Unroutable, error_of, fan_out, in_turn, of_brokers
+from klamm.client.retries import RetryPolicy
 from klamm.config.definition import ConfigSource
 from klamm.net.client import Connection
-from klamm.protocol.apis.alter_configs import AlterConfigsRequest
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -142,34 +142,6 @@ async def incremental_alter_configs(
     lists = {OpType.APPEND, OpType.SUBTRACT}
     repeatable = all(op.op_type not in lists for ops in changes.values() for op in ops)
     return await _ask(client, changes, ask, repeatable=repeatable)
-
-
-async def alter_configs(
-    client: ClusterClient, configs: Mapping[ConfigResource, Mapping[str, str]], *, validate_only: bool = False
-) -> dict[ConfigResource, KafkaError | None]:
-    """Replaces all configs of each resource."""
-    struct = AlterConfigsRequest.AlterConfigsResource
-
-    async def ask(
-        connection: Connection, resources: Sequence[ConfigResource]
-    ) -> dict[ConfigResource, KafkaError | None]:
-        request = AlterConfigsRequest(
-            resources=[
-                struct(
-                    resource_type=resource.type,
-                    resource_name=resource.name,
-                    configs=[
-                        struct.AlterableConfig(name=name, value=value) for name, value in configs[resource].items()
-                    ],
-                )
-                for resource in resources
-            ],
-            validate_only=validate_only,
-        )
-        response = await connection.send(ApiKey.ALTER_CONFIGS, lambda version: request)
-        return _of(resources, response.responses, lambda each: error_of(each.error_code, each.error_message))
-
-    return await _ask(client, configs, ask)
 
 
 def _of(

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
-from klamm.client.fan_out import ANSWER_MARGIN_MS, by_topic, error_of, fan_out, leaders
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import ANSWER_MARGIN_MS, answers, by_topic, error_of, fan_out, leaders
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import Connection
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -35,9 +36,7 @@ async def delete_records(
             ApiKey.DELETE_RECORDS, lambda version: request, timeout_ms=wait_ms + ANSWER_MARGIN_MS
         )
         return {
-            TopicPartition(topic.name, each.partition_index): error_of(each.error_code) or each.low_watermark
-            for topic in response.topics
-            for each in topic.partitions
+            partition: error_of(each.error_code) or each.low_watermark for partition, each in answers(response.topics)
         }
 
     # Asked again, the high watermark may be another one: records would go that were written meanwhile.

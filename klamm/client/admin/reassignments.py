@@ -4,7 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fan_out import ANSWER_MARGIN_MS, CONTROLLER_ERRORS, ask_controller, by_topic, checked, error_of
+from klamm.client.fan_out import (
+    ANSWER_MARGIN_MS,
+    CONTROLLER_ERRORS,
+    answers,
+    ask_controller,
+    by_topic,
+    checked,
+    error_of,
+)
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsRequest
@@ -55,9 +63,7 @@ async def alter_partition_reassignments(
         if (error := error_of(response.error_code, response.error_message)) is not None:
             return dict.fromkeys(partitions, error)
         return {
-            TopicPartition(topic.name, each.partition_index): error_of(each.error_code, each.error_message)
-            for topic in response.responses
-            for each in topic.partitions
+            partition: error_of(each.error_code, each.error_message) for partition, each in answers(response.responses)
         }
 
     return await ask_controller(client, replicas, ask, repeatable=True)
@@ -82,11 +88,10 @@ async def list_partition_reassignments(
         )
         error = error_of(response.error_code, response.error_message)
         found = {
-            TopicPartition(topic.name, each.partition_index): PartitionReassignment(
+            partition: PartitionReassignment(
                 tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
             )
-            for topic in response.topics
-            for each in topic.partitions
+            for partition, each in answers(response.topics)
         }
         return {None: found if error is None else error}
 

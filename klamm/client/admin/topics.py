@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from klamm.client.cluster import ClusterClient, ClusterMetadata, TopicMetadata
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import ANSWER_MARGIN_MS, ask_controller, error_of
+from klamm.client.metadata import ClusterMetadata, TopicMetadata
 from klamm.net.client import Connection
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest

@@ -15,6 +15,7 @@ from klamm.client.coordinated import listed
 from klamm.client.fan_out import (
     CoordinatorType,
     Route,
+    answers,
     ask_every_broker,
     by_topic,
     checked,
@@ -207,9 +208,7 @@ async def describe_producers(
         )
         response = await connection.send(ApiKey.DESCRIBE_PRODUCERS, lambda version: request)
         return {
-            TopicPartition(topic.name, each.partition_index): error_of(
-                each.error_code, each.error_message or f"partition {topic.name}-{each.partition_index}"
-            )
+            partition: error_of(each.error_code, each.error_message or f"partition {partition}")
             or [
                 ProducerState(
                     producer.producer_id,
@@ -221,8 +220,7 @@ async def describe_producers(
                 )
                 for producer in each.active_producers
             ]
-            for topic in response.topics
-            for each in topic.partitions
+            for partition, each in answers(response.topics)
         }
 
     route: Route[TopicPartition] = leaders(client)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from klamm.base.tasks import OnFailure, start_task
-from klamm.client.cluster import metadata_of
+from klamm.client.metadata import metadata_of
 from klamm.net.client import ClientError
 
 if TYPE_CHECKING:

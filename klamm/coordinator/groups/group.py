@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from klamm.base.slices import Slices, Steps, in_one_go
+from klamm.base.slices import Slices, Steps
 from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
 from klamm.protocol.error_codes import ErrorCode
@@ -229,24 +229,6 @@ class Group:
         self._transactional: TransactionalOffsets[OffsetAndMetadata] = TransactionalOffsets()
 
     @classmethod
-    def load(
-        cls,
-        group_id: str,
-        generation_id: int,
-        protocol_type: str | None,
-        protocol_name: str | None,
-        leader_id: str | None,
-        state_timestamp_ms: int | None,
-        members: Iterable[Member],
-    ) -> "Group":
-        """Makes the group of a record: Stable if it has members, else Empty."""
-        return in_one_go(
-            cls.load_steps(
-                group_id, generation_id, protocol_type, protocol_name, leader_id, state_timestamp_ms, list(members)
-            )
-        )
-
-    @classmethod
     def load_steps(
         cls,
         group_id: str,
@@ -257,7 +239,7 @@ class Group:
         state_timestamp_ms: int | None,
         members: Sequence[Member],
     ) -> Steps["Group"]:
-        """As `load`, in steps."""
+        """Makes the group of a record, in steps: Stable if it has members, else Empty."""
         slices = Slices(MEMBERS_PER_SLICE)
         group = cls(group_id, GroupState.STABLE if members else GroupState.EMPTY, state_timestamp_ms)
         group.generation_id = generation_id

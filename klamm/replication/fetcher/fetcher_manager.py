@@ -71,7 +71,7 @@ class ReplicaFetcherManager:
         return {
             topic_partition: (leader_id, leader_epoch)
             for (leader_id, _), fetcher in self._fetchers.items()
-            for topic_partition, leader_epoch in fetcher.leader_epochs().items()
+            for topic_partition, leader_epoch in fetcher.followed.leader_epochs().items()
         }
 
     def register(self, metrics: Metrics) -> None:
@@ -97,13 +97,13 @@ class ReplicaFetcherManager:
 
     def _lags(self) -> Iterator[tuple[tuple[str, ...], int]]:
         for (leader_id, number), fetcher in list(self._fetchers.items()):
-            for (topic, partition), lag in fetcher.lags():
+            for (topic, partition), lag in fetcher.followed.lags():
                 yield (f"ReplicaFetcherThread-{number}-{leader_id}", topic, str(partition)), lag
 
     def _find_max_lag(self) -> Steps[None]:
         max_lag, looked_at = 0, Slices()
         for fetcher in list(self._fetchers.values()):
-            for _, lag in fetcher.lags():
+            for _, lag in fetcher.followed.lags():
                 max_lag = max(max_lag, lag)
                 if looked_at.spend():
                     yield
@@ -121,7 +121,7 @@ class ReplicaFetcherManager:
             fetcher = self._fetcher(self._id(state.leader_id, topic_partition), (state.host, state.port))
             for other in self._fetchers.values():
                 if other is not fetcher:
-                    other.remove([topic_partition])
+                    other.followed.remove([topic_partition])
             fetcher.add(topic_partition, partition, state.current_leader_epoch)
 
     def remove_fetchers(self, topic_partitions: Iterable[PartitionKey]) -> None:
@@ -130,7 +130,7 @@ class ReplicaFetcherManager:
         for topic_partition in removed:
             self._failed.pop(topic_partition, None)
         for fetcher in self._fetchers.values():
-            if fetcher.remove(removed):
+            if fetcher.followed.remove(removed):
                 self._end_later_if_idle(fetcher)
 
     async def shutdown(self) -> None:
@@ -155,7 +155,7 @@ class ReplicaFetcherManager:
         new = ReplicaFetcher(self._config, self._broker_id, endpoint, self._quota, self._failed, self._on_failure)
         if old is not None:
             # The leader has moved to another address, so its partitions move to the new fetcher.
-            moved = old.leader_epochs()
+            moved = old.followed.leader_epochs()
             self._end(fetcher_id)
             for topic_partition, leader_epoch in moved.items():
                 partition = self._partition(topic_partition)
@@ -172,7 +172,7 @@ class ReplicaFetcherManager:
     async def _spread(self) -> None:
         """Moves each partition to the fetcher that now copies it."""
         for old_id, fetcher in list(self._fetchers.items()):
-            async for piece in slices(fetcher.leader_epochs()):
+            async for piece in slices(list(fetcher.followed.leader_epochs())):
                 if self._fetchers.get(old_id) is not fetcher:
                     break  # It has been ended since.
                 for topic_partition in piece:
@@ -181,9 +181,9 @@ class ReplicaFetcherManager:
 
     def _move(self, topic_partition: PartitionKey, fetcher: ReplicaFetcher, old_id: FetcherId) -> None:
         fetcher_id, partition = self._id(old_id[0], topic_partition), self._partition(topic_partition)
-        leader_epoch = fetcher.leader_epoch(topic_partition)
+        leader_epoch = fetcher.followed.leader_epoch(topic_partition)
         if fetcher_id != old_id and partition is not None and leader_epoch is not None:
-            fetcher.remove([topic_partition])
+            fetcher.followed.remove([topic_partition])
             self._fetcher(fetcher_id, fetcher.endpoint.address).add(topic_partition, partition, leader_epoch)
 
     def _end_later_if_idle(self, fetcher: ReplicaFetcher) -> None:

@@ -21,7 +21,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from klamm.broker.start.broker import Broker, BrokerStartError
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient
+from klamm.client.retries import RetryPolicy
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.coordinator.groups.group_metadata_manager import partition_for

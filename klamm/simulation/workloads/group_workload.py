@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import find_coordinator_request
 from klamm.client.group_member import (
     Membership,
@@ -35,6 +35,7 @@ from klamm.client.group_member import (
     sync_request,
 )
 from klamm.client.offsets import offset_fetch_request
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import ClientError, Connection
 from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey

@@ -1,43 +1,22 @@
-"""Transactional clients of a simulated cluster: klamm's own producers, on machines of their own, which may die.
-
-Writers write transactions into the input partitions. Copiers read them with read_committed and write them to the output
-partitions, each in one transaction with the group's offset. Chance decides how a transaction ends: by a commit, by an
-abort, by another process to which it was prepared, by the death of its client, by its timeout, or by the next instance
-of the transactional id, which begins while the last one is at work. `TransactionLedger` says what must stay true.
+"""Transactions in a simulated cluster: clients (`transactional_clients.py`), a reader for each partition, and the
+checks at the end. `TransactionLedger` says what must stay true.
 """
 
 import asyncio
-import math
 import random
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, RetryPolicy
-from klamm.client.consumer import ConsumerRecord
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import coordinators, error_of, fan_out
 from klamm.client.fetching import FetchFrom, fetch_request, readable_batches
-from klamm.client.group_consumer import GroupConsumer
 from klamm.client.offsets import offset_fetch_request
-from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import ProducerRecord
-from klamm.client.sender import Identity
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import (
-    PreparedTransaction,
-    ProducerEnded,
-    TransactionAborted,
-    TransactionGone,
-    end_prepared,
-)
-from klamm.net.client import ClientError, Connection, ConnectionOptions
+from klamm.client.retries import RetryPolicy
+from klamm.net.client import ClientError, Connection
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import decode_records
 from klamm.protocol.vocabulary import (
     INVALID_PREFERRED_REPLICA_ID,
@@ -46,27 +25,30 @@ from klamm.protocol.vocabulary import (
     PartitionKey,
     TopicPartition,
 )
-from klamm.simulation.cluster.cluster import CLIENT_OPTIONS, SimulatedCluster
+from klamm.simulation.cluster.cluster import SimulatedCluster
 from klamm.simulation.judges.agreement import undecided
 from klamm.simulation.judges.transaction_ledger import (
-    Copied,
     LogHistory,
     Outcome,
     Read,
-    Transaction,
     TransactionLedger,
     TransactionsHang,
     check_reads,
 )
-from klamm.simulation.judges.troubles import Troubles
 from klamm.simulation.machine.process import ProcessDead
-from klamm.simulation.machine.world import World
+from klamm.simulation.workloads.transactional_clients import (
+    ABORT_INTERVAL_S,
+    GROUP,
+    TRANSACTION_TIMEOUT_S,
+    Copier,
+    Ender,
+    TransactionalClient,
+    Writer,
+    judged,
+)
 from klamm.simulation.workloads.verdict import replica_bytes
 from klamm.simulation.workloads.workload import FETCH_MAX_BYTES, FETCHES_OF_A_FOLLOWER, PartitionClient, is_intact
 
-GROUP = "copiers"
-TRANSACTION_TIMEOUT_S = 10.0
-ABORT_INTERVAL_S = 2.0
 # For the markers, and for coordinators that load.
 SETTLING_S = 15.0
 # The brokers' configuration.
@@ -77,56 +59,8 @@ PROPERTIES = {
     "group.min.session.timeout.ms": "1000",
 }
 RETRY = RetryPolicy(deadline_ms=20_000)
-OPTIONS = ProducerOptions(
-    ClientOptions((), request_timeout_ms=5_000),
-    CompressionType.NONE,
-    delivery_timeout_ms=15_000,
-    transaction_timeout_ms=int(TRANSACTION_TIMEOUT_S * 1000),
-)
-COMMITS, ABORTS = 0.65, 0.2
-# How long an instance works until it is killed, or until the next one begins.
-LIVES_S = (0.3, 2.0, 8.0)
-# How long a transaction stays open before its end; the longest ones time out.
-DELAYS_S = (0.0,) * 12 + (0.1, 0.1, 1.0, 1.0, TRANSACTION_TIMEOUT_S + 2 * ABORT_INTERVAL_S)
-MOST_RECORDS = 4
-# A copier's session is much shorter than its transactions may be open, so that another one takes its place meanwhile.
-GROUP_OPTIONS = GroupOptions(
-    GROUP, session_timeout_ms=3_000, heartbeat_interval_ms=500, max_poll_interval_ms=6_000, assignors=("roundrobin",)
-)
-# A copier that is away from its group for so long may lose its partitions.
-LATE_S = GROUP_OPTIONS.max_poll_interval_ms / 1000 - 1
-LIVES_OF_COPIERS_S = (3.0, 20.0, 60.0)
-POLL_MS = 500
-MOST_COPIES = 8
-SHARE_OF_SEVERAL_POLLS = 0.1
-SHARE_OF_IMPATIENCE, IMPATIENCE_S = 0.15, 0.02
-# How long a copier works on the records of a transaction: for longer than its session, and than it may without a poll.
-WORK_S = (0.0,) * 10 + (0.1, 1.0, 4.0, 8.5, 8.5)
-STEPS_OF_WORK = 5
 LOOK_INTERVAL_S = 0.5
 SHARE_OF_STABLE_LOOKS = 0.2
-
-# What faults of a cluster, a death of a client or a new instance may answer to a producer.
-EXCUSED = RETRIABLE_ERRORS | {
-    ErrorCode.CONCURRENT_TRANSACTIONS,
-    ErrorCode.PRODUCER_FENCED,
-    ErrorCode.INVALID_PRODUCER_EPOCH,
-    ErrorCode.OPERATION_NOT_ATTEMPTED,
-    # A coordinator that has been replaced without noticing refuses producers that it does not know, as in Kafka: a
-    # refusal writes no record, which would tell it.
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-    # The group has rebalanced without a copier that stood still, or another instance has taken over its id.
-    ErrorCode.UNKNOWN_MEMBER_ID,
-    ErrorCode.ILLEGAL_GENERATION,
-    ErrorCode.FENCED_INSTANCE_ID,
-    # A broker that no controller has told of the topics yet tries to create one, with more replicas than it knows
-    # brokers.
-    ErrorCode.INVALID_REPLICATION_FACTOR,
-}
-
-
-class _InstanceEnds(Exception):
-    """This instance of a producer does nothing more."""
 
 
 class CommittedReader:
@@ -196,335 +130,6 @@ class CommittedReader:
         return reads
 
 
-class Ender:
-    """A process that ends the transactions that others have prepared."""
-
-    def __init__(self, world: World, new_client: Callable[[], ClusterClient], ledger: TransactionLedger) -> None:
-        self.node = world.node("ender")
-        self._world = world
-        self._random = world.random
-        self._new_client = new_client
-        self._ledger = ledger
-        self._given: deque[tuple[PreparedTransaction, Transaction, bool]] = deque()
-        self._is_wanted = asyncio.Event()
-
-    def give(self, prepared: PreparedTransaction, transaction: Transaction, *, commit: bool) -> None:
-        self._given.append((prepared, transaction, commit))
-        self._is_wanted.set()
-
-    def start(self) -> None:
-        _judged(self._world, "the ender", self.node.run(self._run()))
-
-    async def _run(self) -> None:
-        """Ends what it is given, some of it twice, until its process is killed."""
-        client = self._new_client()
-        while True:
-            self._is_wanted.clear()
-            while self._given:
-                prepared, transaction, commit = self._given.popleft()
-                for _ in range(self._random.randint(1, 2)):
-                    await self._end(client, prepared, transaction, commit=commit)
-            await self._is_wanted.wait()
-
-    async def _end(
-        self, client: ClusterClient, prepared: PreparedTransaction, transaction: Transaction, *, commit: bool
-    ) -> None:
-        await asyncio.sleep(self._random.choice((0.0, 0.1, 1.0)))
-        if commit and transaction.outcome is Outcome.OPEN:
-            transaction.outcome = Outcome.ENDING
-        try:
-            await end_prepared(client, prepared, commit=commit)
-        except TransactionGone:
-            return
-        except (KafkaError, ClientError) as error:
-            _excuse(error)
-            return
-        if commit:
-            self._ledger.committed(transaction)
-        else:
-            transaction.outcome = Outcome.ABORTED
-
-
-class TransactionalClient(ABC):
-    """A transactional id and its instances, one after the other, in turn on two machines. Each instance works until it
-    is fenced, until it is killed, or for ever."""
-
-    def __init__(
-        self,
-        world: World,
-        new_client: Callable[[], ClusterClient],
-        ledger: TransactionLedger,
-        transactional_id: str,
-        outputs: Sequence[PartitionKey],
-        ender: Ender,
-        pause_s: float,
-    ) -> None:
-        self.transactional_id = transactional_id
-        self.instance = 0
-        self._world = world
-        self._random = world.random
-        self._new_client = new_client
-        self._ledger = ledger
-        self._outputs = outputs
-        self._ender = ender
-        self._pause_s = pause_s
-        self._nodes = [world.node(f"{transactional_id}-{letter}") for letter in "ab"]
-        self._is_stopping = False
-        self._lives_s = LIVES_S
-
-    def start(self) -> None:
-        self._is_stopping = False
-        self._supervision = asyncio.get_running_loop().create_task(self._supervise())
-
-    async def stop(self) -> None:
-        """Kills all instances, whatever they are doing."""
-        self._is_stopping = True
-        await self._supervision
-        for node in self._nodes:
-            if node.process.alive:
-                node.crash()
-
-    async def _supervise(self) -> None:
-        while not self._is_stopping:
-            running = self.begin_instance()
-            await asyncio.wait([running], timeout=self._random.choice(self._lives_s) * self._random.random())
-            if not running.done() and self._random.random() < 0.5:
-                self._nodes[self.instance % 2].crash()
-            # Otherwise the next instance fences this one.
-
-    def begin_instance(self) -> "asyncio.Future[None]":
-        """Begins the next instance; the last one but one is killed if it still works."""
-        self.instance += 1
-        node = self._nodes[self.instance % 2]
-        if self.instance > len(self._nodes) and node.process.alive:
-            node.crash()
-        if not node.process.alive:
-            node.restart()
-        return _judged(self._world, self.transactional_id, node.run(self._live(self.instance)))
-
-    async def _live(self, instance: int) -> None:
-        client = self._new_client()
-        environment = self._nodes[instance % 2].environment
-        producer = TransactionalProducer(client, replace(OPTIONS, transactional_id=self.transactional_id), environment)
-        try:
-            identity = await producer.init()
-            self._ledger.initialized(self.transactional_id, identity)
-            await self._work(client, producer, identity)
-        except _InstanceEnds:
-            pass
-        except (KafkaError, ClientError) as error:
-            _excuse(error)
-        finally:
-            await producer.close()
-            await client.close()
-
-    @abstractmethod
-    async def _work(self, client: ClusterClient, producer: TransactionalProducer, identity: Identity) -> None:
-        """One transaction after the other."""
-
-    async def _write(
-        self,
-        producer: TransactionalProducer,
-        transaction: Transaction,
-        values: Sequence[bytes | None],
-        send_offsets: Callable[[], Awaitable[None]] | None = None,
-    ) -> bool:
-        """One transaction with these records: copies of the values, or new ones. Returns whether it is committed."""
-        producer.begin()
-        try:
-            if await self._fill(producer, transaction, values, send_offsets):
-                await asyncio.sleep(self._random.choice(DELAYS_S))
-                return await self._end(producer, transaction)
-            # It is not whole, and still this program asks to commit it.
-            transaction.outcome = Outcome.ENDING
-            await producer.commit()
-            self._ledger.committed(transaction)
-            return True
-        except ProducerEnded:
-            raise
-        except TransactionAborted as error:
-            _excuse(error)
-            await producer.abort()
-            transaction.outcome = Outcome.ABORTED
-            return False
-
-    async def _fill(
-        self,
-        producer: TransactionalProducer,
-        transaction: Transaction,
-        values: Sequence[bytes | None],
-        send_offsets: Callable[[], Awaitable[None]] | None,
-    ) -> bool:
-        """Adds everything to a transaction; at times with too little patience. Returns whether it is whole."""
-        try:
-            for value in values:
-                topic, number = key = self._random.choice(self._outputs)
-                record = ProducerRecord(topic, transaction.add(key, value), partition=number)
-                async with self._impatience():
-                    await producer.send(record)
-            if send_offsets is not None:
-                await self._process()
-                async with self._impatience():
-                    await send_offsets()
-        except ProducerEnded:
-            raise
-        except (KafkaError, ClientError, TimeoutError) as error:
-            _excuse(error)
-            return False
-        return True
-
-    def _impatience(self) -> asyncio.Timeout:
-        is_impatient = self._random.random() < SHARE_OF_IMPATIENCE
-        return asyncio.timeout(self._random.uniform(0, IMPATIENCE_S) if is_impatient else None)
-
-    async def _process(self) -> None:
-        """The program works, and does not poll. A standstill makes it take longer."""
-        work_s = self._random.choice(WORK_S)
-        for _ in range(STEPS_OF_WORK):
-            await asyncio.sleep(work_s / STEPS_OF_WORK)
-
-    async def _end(self, producer: TransactionalProducer, transaction: Transaction) -> bool:
-        drawn = self._random.random()
-        if drawn < COMMITS:
-            transaction.outcome = Outcome.ENDING
-            await producer.commit()
-            self._ledger.committed(transaction)
-            return True
-        if drawn < COMMITS + ABORTS:
-            await producer.abort()
-            transaction.outcome = Outcome.ABORTED
-            return False
-        prepared = await producer.prepare()
-        assert prepared is not None
-        self._ender.give(prepared, transaction, commit=self._random.random() < 0.7)
-        await asyncio.sleep(self._random.choice((0.0, 0.5, 3.0)))
-        raise _InstanceEnds
-
-
-class Writer(TransactionalClient):
-    """Writes new records."""
-
-    async def _work(self, client: ClusterClient, producer: TransactionalProducer, identity: Identity) -> None:
-        while not self._is_stopping:
-            transaction = self._ledger.begin(self.transactional_id, identity)
-            await self._write(producer, transaction, [None] * self._random.randint(1, MOST_RECORDS))
-            await asyncio.sleep(self._random.uniform(0, self._pause_s))
-
-
-class Copier(TransactionalClient):
-    """Copies the visible records of the partitions that its group gives it, as klamm's users are told to. Its process
-    stands still at times, and it loses answers. With `ends` set it stops when the group has copied up to there.
-
-    At times it reads in several polls for one transaction, has no patience, and tries to commit what has failed.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        new_client: Callable[[ConnectionOptions], ClusterClient],
-        ledger: TransactionLedger,
-        transactional_id: str,
-        outputs: Sequence[PartitionKey],
-        ender: Ender,
-        pause_s: float,
-        inputs: Sequence[PartitionKey],
-        *,
-        is_static: bool,
-    ) -> None:
-        super().__init__(world, self._troubled_client, ledger, transactional_id, outputs, ender, pause_s)
-        self.ends: dict[PartitionKey, int] | None = None
-        self.troubles = [Troubles(world, node, CLIENT_OPTIONS) for node in self._nodes]
-        self._make_client = new_client
-        self._inputs = inputs
-        self._group = replace(GROUP_OPTIONS, group_instance_id=transactional_id if is_static else None)
-        self._lives_s = LIVES_OF_COPIERS_S
-
-    def _troubled_client(self) -> ClusterClient:
-        return self._make_client(self.troubles[self.instance % 2].options)
-
-    async def stop(self) -> None:
-        await super().stop()
-        for troubles in self.troubles:
-            troubles.is_over = True
-
-    async def _work(self, client: ClusterClient, producer: TransactionalProducer, identity: Identity) -> None:
-        troubles = self.troubles[self.instance % 2]
-        owned_s, late_s, polled_s = math.inf, -math.inf, _now_s()
-        member_id, owned = "", list[TopicPartition]()
-
-        async def on_assigned(partitions: list[TopicPartition]) -> None:
-            nonlocal owned_s, member_id, owned
-            if member_id and consumer.member_id != member_id:
-                # The group had removed the member, which has learned it only when it joined again.
-                await on_lost(owned)
-            owned_s = polled_s  # It may have joined since.
-            member_id, owned = consumer.member_id, partitions
-            # The next process of a static member owns its partitions in the same generation.
-            name = self._group.group_instance_id or consumer.member_id
-            self._ledger.assigned(consumer.generation_id, name, partitions)
-
-        async def on_lost(partitions: list[TopicPartition]) -> None:
-            nonlocal member_id
-            member_id = ""
-            was_late = _now_s() - polled_s > LATE_S or max(late_s, troubles.stood_still_s) >= owned_s
-            # By an earlier or later process that is the same static member.
-            is_fenced = self._group.group_instance_id is not None and self.instance > 1
-            self._ledger.lost(consumer.member_id, partitions, was_late=was_late or is_fenced)
-
-        consumer = GroupConsumer(
-            client,
-            self._group,
-            list(dict.fromkeys(topic for topic, _ in self._inputs)),
-            ConsumerOptions(READ_COMMITTED, OffsetReset.EARLIEST, max_poll_records=MOST_COPIES),
-            on_assigned=on_assigned,
-            on_lost=on_lost,
-        )
-        try:
-            while not self._has_copied_all(consumer):
-                if _now_s() - polled_s > LATE_S:
-                    late_s = _now_s()
-                records = await consumer.poll(POLL_MS)
-                if records and self._random.random() < SHARE_OF_SEVERAL_POLLS:
-                    records += await consumer.poll(POLL_MS)
-                polled_s = _now_s()
-                if records and not await self._copy(producer, identity, consumer, records):
-                    consumer.seek_to_committed()
-                await asyncio.sleep(self._random.uniform(0, self._pause_s))
-        finally:
-            await consumer.close()
-
-    def _has_copied_all(self, consumer: GroupConsumer) -> bool:
-        """Called when nothing that was read is uncommitted."""
-        positions = consumer.positions()
-        return self.ends is not None and all(
-            positions.get(TopicPartition(*key), -1) >= end for key, end in self.ends.items()
-        )
-
-    async def _copy(
-        self,
-        producer: TransactionalProducer,
-        identity: Identity,
-        consumer: GroupConsumer,
-        records: Sequence[ConsumerRecord],
-    ) -> bool:
-        """One transaction. Returns whether it is committed."""
-        firsts: dict[TopicPartition, int] = {}
-        for record in records:
-            firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-        copied = [
-            Copied(partition, firsts.get(partition, position), position)
-            for partition, position in consumer.positions().items()
-        ]
-        transaction = self._ledger.begin(self.transactional_id, identity, copied)
-
-        return await self._write(
-            producer,
-            transaction,
-            [record.value for record in records],
-            lambda: producer.send_offsets(consumer.positions(), consumer.membership),
-        )
-
-
 class TransactionalWorkload:
     """Writers of the `inputs`, a group of copiers from them into the `outputs`, and a reader for each partition."""
 
@@ -569,10 +174,9 @@ class TransactionalWorkload:
 
     def start(self) -> None:
         self._watching = [
-            _judged(self._world, f"the reader of {reader.key}", self._node.run(reader.run()))
-            for reader in self._readers
+            judged(self._world, f"the reader of {reader.key}", self._node.run(reader.run())) for reader in self._readers
         ]
-        _judged(self._world, "the look at the offsets", self._node.run(self._look_at_offsets()))
+        judged(self._world, "the look at the offsets", self._node.run(self._look_at_offsets()))
         self.ender.start()
         for client in self._clients:
             client.start()
@@ -688,24 +292,3 @@ async def committed_offset(client: ClusterClient, partition: PartitionKey, *, re
     if isinstance(result, KafkaError):
         raise result
     return result
-
-
-def _judged(world: World, name: str, running: "asyncio.Future[None]") -> "asyncio.Future[None]":
-    """Its error ends the run at once, unless its process is killed."""
-
-    def ended(running: "asyncio.Future[None]") -> None:
-        error = running.exception()
-        if error is not None and not isinstance(error, ProcessDead):
-            world.loop.fail(f"{name} ended: {error!r}", error)
-
-    running.add_done_callback(ended)
-    return running
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def _excuse(error: Exception) -> None:
-    """AssertionError for an error that no fault of the cluster and no other instance excuses."""
-    assert not isinstance(error, KafkaError) or error.code in EXCUSED, repr(error)

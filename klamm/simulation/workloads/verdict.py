@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from klamm.client.cluster import metadata_of
+from klamm.client.metadata import metadata_of
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import iterate_batches

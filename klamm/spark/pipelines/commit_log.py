@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from klamm.base.checksum import crc32c
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.files import Files
 from klamm.spark.pipelines.checkpoint import CHECKPOINTS, Checkpoint, checkpoints, write_checkpoint

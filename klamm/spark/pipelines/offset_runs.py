@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 
 Offsets = npt.NDArray[np.int64]
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 from klamm.client.admin.configs import ConfigResource, describe_configs, incremental_alter_configs
 from klamm.client.admin.topics import NewTopic, create_topics
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import checked
+from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 from klamm.spark.options import OptionError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.spark.options import OptionError
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, first_partition, names, parse
 from klamm.state_changes.files import StateChangeFile

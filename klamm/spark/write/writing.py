@@ -18,11 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from klamm.base.environment import Environment, SystemEnvironment
+from klamm.base.environment import Environment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.client import threads as network
+from klamm.client.batches import NO_IDENTITY, Identity, PartitionBatch
 from klamm.client.cluster import ClusterClient
-from klamm.client.sender import NO_IDENTITY, Identity, PartitionBatch, Sender
-from klamm.client.transactions import PreparedTransaction, State, TransactionManager
+from klamm.client.sender import Sender
+from klamm.client.topic_partitions import describe_topics
+from klamm.client.transaction_requests import PreparedTransaction
+from klamm.client.transactions import State, TransactionManager
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence
@@ -208,7 +212,7 @@ class RecordWriter:
             topic_of = np.array(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
         unknown = [name for name in names if name not in self._topics]
         if unknown:
-            described = network.call(self._options.client, lambda _: self._producer.describe(unknown))
+            described = network.call(self._options.client, lambda client: describe_topics(client, unknown))
             limit_bytes = min(self._options.batch_size_bytes, self._options.max_request_size_bytes)
             for name, partitions in described.items():
                 first = self._environment.random.randrange(len(partitions.available))

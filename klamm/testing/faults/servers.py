@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Protocol
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.faults.commands.actions import (
     CorruptBatch,
     Elect,

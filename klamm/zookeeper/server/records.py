@@ -106,10 +106,6 @@ _ENCODE: Final[dict[type, Callable[[Any], bytes]]] = {
 }
 
 
-def encode_txn(txn: Txn) -> bytes:
-    return in_one_go(_txn_steps(txn))
-
-
 def _txn_steps(txn: Txn) -> Steps[bytes]:
     if not isinstance(txn, MultiTxn):
         return _ENCODE[type(txn)](txn)

@@ -1,9 +1,9 @@
 """The znode tree: the state of a ZooKeeper server, as a pure state machine. No IO, no clock, no chance.
 
 A write happens in two steps. `ZnodeTree.prepare` checks a request against the tree and returns a change, or raises the
-error that the client gets. `ZnodeTree.apply` applies a change under a zxid and a time. The transaction log holds only
-changes, so a replay checks nothing again and always ends in the same tree. Sessions are part of the tree's state,
-because they own ephemeral znodes.
+error that the client gets (`preparing.py`). `ZnodeTree.apply` applies a change under a zxid and a time. The transaction
+log holds only changes, so a replay checks nothing again and always ends in the same tree. Sessions are part of the
+tree's state, because they own ephemeral znodes.
 
 What must stay true:
 - `prepare` changes nothing. A change is applied right after it was prepared, before anything else is prepared.
@@ -18,7 +18,6 @@ Source of the behaviour: ZooKeeper 3.5.9, PrepRequestProcessor, DataTree and Dat
 """
 
 import operator
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -29,13 +28,13 @@ from klamm.zookeeper.messages import (
     OPEN_ACL,
     READ_ACL,
     Acl,
-    CreateMode,
     EventType,
-    OpCode,
     Permission,
     Stat,
 )
-from klamm.zookeeper.server.access_control import Caller, expand_acl, permits
+from klamm.zookeeper.server.access_control import Caller, permits
+from klamm.zookeeper.server.nodes import CONFIG_PATH, CONTAINER_OWNER, RESERVED_PATHS, Node, parent_of
+from klamm.zookeeper.server.preparing import PREPARE, Draft, require
 from klamm.zookeeper.server.transactions import (
     CheckVersionTxn,
     CloseSessionTxn,
@@ -48,19 +47,6 @@ from klamm.zookeeper.server.transactions import (
     SetDataTxn,
     Txn,
 )
-
-# The znodes that every ZooKeeper has. They can neither be created nor deleted.
-CONFIG_PATH: Final = "/zookeeper/config"
-RESERVED_PATHS: Final = ("/", "/zookeeper", "/zookeeper/quota", CONFIG_PATH)
-
-# The owner that marks a container znode (EphemeralType.CONTAINER_EPHEMERAL_OWNER); clients see 0.
-CONTAINER_OWNER: Final = -(2**63)
-
-# What PathUtils.validatePath forbids. Characters beyond the basic plane are surrogates to Java, which it forbids too.
-_VALID_PATH: Final = re.compile(
-    "/|(?:/(?!\\.\\.?(?:/|\\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]+)+"
-)
-
 
 WriteRequest: TypeAlias = (
     messages.Create | messages.Delete | messages.SetData | messages.SetAcl | messages.Check | messages.Multi
@@ -96,248 +82,6 @@ class Applied(NamedTuple):
     events: list[Event]
 
 
-# -- znodes ---------------------------------------------------------------------------------------------------------
-
-
-class _Node:
-    """A znode. `cversion` counts the creations of children; clients see creations and deletions together."""
-
-    __slots__ = (
-        "acl",
-        "aversion",
-        "children",
-        "ctime",
-        "cversion",
-        "czxid",
-        "data",
-        "ephemeral_owner",
-        "mtime",
-        "mzxid",
-        "pzxid",
-        "version",
-    )
-
-    def __init__(
-        self, data: bytes | None, acl: tuple[Acl, ...], zxid: int = 0, time_ms: int = 0, ephemeral_owner: int = 0
-    ) -> None:
-        self.data = data
-        self.acl = acl
-        self.czxid = self.mzxid = self.pzxid = zxid
-        self.ctime = self.mtime = time_ms
-        self.version = self.cversion = self.aversion = 0
-        self.ephemeral_owner = ephemeral_owner
-        self.children: dict[str, None] | None = None  # most znodes are leaves
-
-    @property
-    def child_count(self) -> int:
-        return len(self.children) if self.children else 0
-
-    def stat(self) -> Stat:
-        child_count = len(self.children) if self.children else 0
-        return Stat(
-            self.czxid,
-            self.mzxid,
-            self.ctime,
-            self.mtime,
-            self.version,
-            _int32(self.cversion * 2 - child_count),
-            self.aversion,
-            0 if self.ephemeral_owner == CONTAINER_OWNER else self.ephemeral_owner,
-            len(self.data) if self.data else 0,
-            child_count,
-            self.pzxid,
-        )
-
-
-class _DraftNode:
-    """A znode as it will be after the operations of a multi that are prepared so far."""
-
-    __slots__ = ("acl", "aversion", "child_count", "cversion", "ephemeral_owner", "version")
-
-    def __init__(
-        self,
-        acl: tuple[Acl, ...],
-        ephemeral_owner: int,
-        version: int = 0,
-        cversion: int = 0,
-        aversion: int = 0,
-        child_count: int = 0,
-    ) -> None:
-        self.acl = acl
-        self.ephemeral_owner = ephemeral_owner
-        self.version = version
-        self.cversion = cversion
-        self.aversion = aversion
-        self.child_count = child_count
-
-
-class _Draft:
-    """The tree as it will be after the operations of a multi that are prepared so far."""
-
-    def __init__(self, nodes: dict[str, _Node]) -> None:
-        self._nodes = nodes
-        self._drafts: dict[str, _DraftNode | None] = {}
-
-    def look(self, path: str) -> "_Node | _DraftNode | None":
-        return self._drafts[path] if path in self._drafts else self._nodes.get(path)
-
-    def note(self, change: NodeTxn) -> None:
-        """Adds a prepared operation."""
-        match change:
-            case SetDataTxn():
-                self._draft(change.path).version = change.version
-            case CreateTxn():
-                parent = self._draft(parent_of(change.path))
-                parent.cversion = change.parent_cversion
-                parent.child_count += 1
-                self._drafts[change.path] = _DraftNode(change.acl, change.ephemeral_owner)
-            case DeleteTxn():
-                self._draft(parent_of(change.path)).child_count -= 1
-                self._drafts[change.path] = None
-            case SetAclTxn():
-                draft = self._draft(change.path)
-                draft.acl = change.acl
-                draft.aversion = change.aversion
-
-    def _draft(self, path: str) -> _DraftNode:
-        draft = self._drafts.get(path)
-        if draft is None:
-            node = self._nodes[path]
-            draft = _DraftNode(
-                node.acl, node.ephemeral_owner, node.version, node.cversion, node.aversion, node.child_count
-            )
-            self._drafts[path] = draft
-        return draft
-
-
-_Look: TypeAlias = Callable[[str], _Node | _DraftNode | None]
-
-
-def parent_of(path: str) -> str:
-    """The parent's path."""
-    return path[: path.rindex("/")] or "/"
-
-
-def is_valid_path(path: str) -> bool:
-    """Whether ZooKeeper allows this path for a znode (PathUtils.validatePath)."""
-    return _VALID_PATH.fullmatch(path) is not None
-
-
-def _int32(number: int) -> int:
-    """Versions wrap around, as Java's integers do."""
-    return (number + 2**31) % 2**32 - 2**31
-
-
-# -- preparing: request in, transaction or error out ----------------------------------------------------------------
-
-
-_SEQUENTIAL: Final = (CreateMode.PERSISTENT_SEQUENTIAL, CreateMode.EPHEMERAL_SEQUENTIAL)
-_EPHEMERAL: Final = (CreateMode.EPHEMERAL, CreateMode.EPHEMERAL_SEQUENTIAL)
-
-
-def _existing(look: _Look, path: str) -> _Node | _DraftNode:
-    node = look(path)
-    if node is None:
-        # ZooKeeper validates the path first. An existing znode has a valid path, so only this case is left.
-        if not is_valid_path(path):
-            raise keeper_exceptions.BadArguments(path)
-        raise keeper_exceptions.NoNode(path)
-    return node
-
-
-def _next_version(current: int, expected: int, path: str) -> int:
-    if expected not in (-1, current):
-        raise keeper_exceptions.BadVersion(path, f"it is {current}, expected {expected}")
-    return _int32(current + 1)
-
-
-def _require(permissions: int, node: _Node | _DraftNode, caller: Caller, path: str) -> None:
-    if node.acl is not OPEN_ACL and not permits(node.acl, permissions, caller.identities):
-        raise keeper_exceptions.NoAuth(path)
-
-
-def _prepare_create(request: messages.Create, look: _Look, caller: Caller) -> CreateTxn:
-    path = request.path
-    if not CreateMode.PERSISTENT <= request.flags <= CreateMode.PERSISTENT_SEQUENTIAL_WITH_TTL:
-        raise keeper_exceptions.BadArguments(path, f"create flags {request.flags}")
-    if request.op == OpCode.CREATE_TTL or request.flags >= CreateMode.PERSISTENT_WITH_TTL:
-        raise keeper_exceptions.Unimplemented(path, "znodes with a time to live")
-    if "/" not in path or "\0" in path:
-        raise keeper_exceptions.BadArguments(path)
-    acl = expand_acl(path, request.acl, caller.identities)
-    parent = look(parent_of(path))
-    if parent is None:
-        raise keeper_exceptions.NoNode(path)
-    _require(Permission.CREATE, parent, caller, path)
-    if request.flags in _SEQUENTIAL:
-        path += f"{parent.cversion:010d}"
-    if not is_valid_path(path):
-        raise keeper_exceptions.BadArguments(path)
-    if look(path) is not None:
-        raise keeper_exceptions.NodeExists(path)
-    if parent.ephemeral_owner not in (0, CONTAINER_OWNER):
-        raise keeper_exceptions.NoChildrenForEphemerals(path)
-    if request.op == OpCode.CREATE_CONTAINER:
-        owner = CONTAINER_OWNER
-    elif request.flags in _EPHEMERAL:
-        owner = caller.session_id
-    else:
-        owner = 0
-    return CreateTxn(path, request.data, acl, owner, _int32(parent.cversion + 1))
-
-
-def _prepare_delete(request: messages.Delete, look: _Look, caller: Caller) -> DeleteTxn:
-    path = request.path
-    if "/" not in path or "\0" in path or path in RESERVED_PATHS:
-        raise keeper_exceptions.BadArguments(path)
-    parent = look(parent_of(path))
-    node = look(path)
-    if parent is None or node is None:
-        raise keeper_exceptions.NoNode(path)
-    _require(Permission.DELETE, parent, caller, path)
-    _next_version(node.version, request.version, path)
-    if node.child_count:
-        raise keeper_exceptions.NotEmpty(path)
-    return DeleteTxn(path)
-
-
-def _prepare_set_data(request: messages.SetData, look: _Look, caller: Caller) -> SetDataTxn:
-    path = request.path
-    node = _existing(look, path)
-    _require(Permission.WRITE, node, caller, path)
-    return SetDataTxn(path, request.data, _next_version(node.version, request.version, path))
-
-
-def _prepare_set_acl(request: messages.SetAcl, look: _Look, caller: Caller) -> SetAclTxn:
-    path = request.path
-    if not is_valid_path(path):
-        raise keeper_exceptions.BadArguments(path)
-    acl = expand_acl(path, request.acl, caller.identities)
-    node = _existing(look, path)
-    _require(Permission.ADMIN, node, caller, path)
-    return SetAclTxn(path, acl, _next_version(node.aversion, request.version, path))
-
-
-def _prepare_check(request: messages.Check, look: _Look, caller: Caller) -> CheckVersionTxn:
-    path = request.path
-    node = _existing(look, path)
-    _require(Permission.READ, node, caller, path)
-    _next_version(node.version, request.version, path)
-    return CheckVersionTxn(path)
-
-
-_PREPARE: Final[dict[type, Callable[[Any, _Look, Caller], NodeTxn]]] = {
-    messages.SetData: _prepare_set_data,
-    messages.Create: _prepare_create,
-    messages.Delete: _prepare_delete,
-    messages.Check: _prepare_check,
-    messages.SetAcl: _prepare_set_acl,
-}
-
-
-# -- the tree -------------------------------------------------------------------------------------------------------
-
-
 class ZnodeTree:
     """All znodes and sessions at one zxid.
 
@@ -349,12 +93,12 @@ class ZnodeTree:
         self.last_session_id = 0
         self.sessions: dict[int, SessionState] = {}
         self.data_size_bytes = 0  # of paths and data together, as `mntr` reports it
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, Node] = {}
         self._ephemerals: dict[int, dict[str, None]] = {}
         self._containers: dict[str, None] = {}
         self._capture: Capture | None = None
         for path in RESERVED_PATHS:
-            self._insert(path, _Node(b"", OPEN_ACL))
+            self._insert(path, Node(b"", OPEN_ACL))
         config = self._nodes[CONFIG_PATH]
         config.acl = READ_ACL
         config.aversion = -1
@@ -377,16 +121,16 @@ class ZnodeTree:
         """Checks a write. Raises the ZooKeeperError for the client, or MultiFailed for a multi."""
         if isinstance(request, messages.Multi):
             return in_one_go(self.prepare_multi(request, caller))
-        return _PREPARE[type(request)](request, self._nodes.get, caller)
+        return PREPARE[type(request)](request, self._nodes.get, caller)
 
     def prepare_multi(self, request: messages.Multi, caller: Caller) -> Steps[MultiTxn]:
         """As `prepare`, in steps."""
-        draft = _Draft(self._nodes)
+        draft = Draft(self._nodes)
         slices = Slices()
         txns: list[NodeTxn] = []
         for index, operation in enumerate(request.operations):
             try:
-                txn = _PREPARE[type(operation)](operation, draft.look, caller)
+                txn = PREPARE[type(operation)](operation, draft.look, caller)
             except ZooKeeperError as error:
                 codes: list[int] = [ZooKeeperErrorCode.OK] * index
                 codes.append(error.code)
@@ -435,7 +179,7 @@ class ZnodeTree:
         self._about_to_change(parent_path, parent)
         parent.cversion = txn.parent_cversion
         parent.pzxid = zxid
-        node = _Node(txn.data, txn.acl, zxid, time_ms, txn.ephemeral_owner)
+        node = Node(txn.data, txn.acl, zxid, time_ms, txn.ephemeral_owner)
         self._insert(txn.path, node)
         events.append(Event(EventType.NODE_CREATED, txn.path))
         return node.stat()
@@ -477,7 +221,7 @@ class ZnodeTree:
             if slices.spend():
                 yield
 
-    def _insert(self, path: str, node: _Node) -> None:
+    def _insert(self, path: str, node: Node) -> None:
         self._nodes[path] = node
         self.data_size_bytes += len(path) + len(node.data or b"")
         if path != "/":
@@ -530,25 +274,25 @@ class ZnodeTree:
     def get_data(self, path: str, caller: Caller) -> tuple[bytes | None, Stat]:
         """Raises NoNode, NoAuth."""
         node = self._node(path)
-        _require(Permission.READ, node, caller, path)
+        require(Permission.READ, node, caller, path)
         return node.data, node.stat()
 
     def get_children(self, path: str, caller: Caller) -> tuple[list[str], Stat]:
         """The children's names, in order of creation, and the stat. Raises NoNode, NoAuth."""
         node = self._node(path)
-        _require(Permission.READ, node, caller, path)
+        require(Permission.READ, node, caller, path)
         return list(node.children or ()), node.stat()
 
     def get_acl(self, path: str, caller: Caller) -> tuple[tuple[Acl, ...], Stat]:
         """Raises NoNode, NoAuth. A caller that may read but not administer sees no digests of passwords."""
         node = self._node(path)
-        _require(Permission.READ | Permission.ADMIN, node, caller, path)
+        require(Permission.READ | Permission.ADMIN, node, caller, path)
         acl = node.acl
         if not permits(acl, Permission.ADMIN, caller.identities):
             acl = tuple(e._replace(id=e.id.split(":")[0] + ":x") if e.scheme == "digest" else e for e in acl)
         return acl, node.stat()
 
-    def _node(self, path: str) -> _Node:
+    def _node(self, path: str) -> Node:
         node = self._nodes.get(path)
         if node is None:
             raise keeper_exceptions.NoNode(path)
@@ -566,7 +310,7 @@ class ZnodeTree:
         """Ends the capture, complete or not."""
         self._capture = None
 
-    def _about_to_change(self, path: str, node: _Node) -> None:
+    def _about_to_change(self, path: str, node: Node) -> None:
         if self._capture is not None:
             self._capture.about_to_change(path, node)
 
@@ -583,7 +327,7 @@ class ZnodeTree:
         tree.data_size_bytes = 0
         # Children of one parent come back in the order in which they were created.
         for image in sorted(images, key=lambda image: (image.path.count("/"), image.czxid, image.path)):
-            node = _Node(image.data, image.acl, image.czxid, image.ctime, image.ephemeral_owner)
+            node = Node(image.data, image.acl, image.czxid, image.ctime, image.ephemeral_owner)
             node.mzxid, node.pzxid, node.mtime = image.mzxid, image.pzxid, image.mtime
             node.version, node.cversion, node.aversion = image.version, image.cversion, image.aversion
             try:
@@ -632,7 +376,7 @@ class Capture:
     """
 
     def __init__(
-        self, zxid: int, last_session_id: int, sessions: dict[int, SessionState], nodes: dict[str, _Node]
+        self, zxid: int, last_session_id: int, sessions: dict[int, SessionState], nodes: dict[str, Node]
     ) -> None:
         self.zxid = zxid
         self.last_session_id = last_session_id
@@ -640,7 +384,7 @@ class Capture:
         self._remaining = nodes
         self._ready: list[NodeImage] = []
 
-    def about_to_change(self, path: str, node: _Node) -> None:
+    def about_to_change(self, path: str, node: Node) -> None:
         if self._remaining.get(path) is node:
             del self._remaining[path]
             self._ready.append(NodeImage(path, *_image_of(node)))

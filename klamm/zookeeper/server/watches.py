@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import EventType, WatcherType
-from klamm.zookeeper.server.tree import Event, ZnodeTree, parent_of
+from klamm.zookeeper.server.nodes import parent_of
+from klamm.zookeeper.server.tree import Event, ZnodeTree
 
 W = TypeVar("W", bound=Hashable)
 K = TypeVar("K", bound=Hashable)

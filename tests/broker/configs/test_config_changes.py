@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.configs.change_listener import CHANGE_EXPIRATION_MS, ConfigChangeListener
 from klamm.znodes.configs import CONFIG_CHANGE_PREFIX, CONFIG_CHANGES_PATH
 from klamm.znodes.store import KafkaZooKeeper
@@ -57,7 +57,7 @@ class Scene:
         return path
 
     async def change(self, entity_path: str) -> None:
-        await self.store.update_config(entity_path, lambda stored: {**stored, "k": stored.get("k", "") + "v"})
+        await self.store.configs.update(entity_path, lambda stored: {**stored, "k": stored.get("k", "") + "v"})
 
     async def until_last(self) -> list[str]:
         """What was applied until `topics/last`, which is notified now."""
@@ -152,12 +152,12 @@ async def test_notifications_are_removed_after_a_quarter_of_an_hour(tmp_path: Pa
         await scene.until_last()
         scene.later_ms = CHANGE_EXPIRATION_MS - 60_000
         await scene.until_last()
-        old = await scene.store.config_changes()
+        old = await scene.store.configs.changes()
         assert len(old) == 4
         scene.later_ms = CHANGE_EXPIRATION_MS + 60_000
         await scene.until_last()
         await scene.until_last()  # What comes next is looked at when the old ones have gone.
-        assert not set(old) & set(await scene.store.config_changes())
+        assert not set(old) & set(await scene.store.configs.changes())
         # The numbers go on.
         assert await scene.until_last() == []
 
@@ -216,7 +216,7 @@ async def test_somebody_removes_all_notifications_and_the_znode_above_them(
         await until(lambda: "not known yet" in caplog.text)
         await scene.change("topics/t")
         assert await scene.until_last() == ["topics/t"]
-        assert len(await scene.store.config_changes()) == 2
+        assert len(await scene.store.configs.changes()) == 2
 
 
 async def test_changes_come_to_rest(tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ async def test_changes_come_to_rest(tmp_path: Path) -> None:
         await scene.until_last()
         await scene.changes.stop()
         told = asyncio.Event()
-        await scene.store.config_changes(told.set)
+        await scene.store.configs.changes(told.set)
         await scene.change("topics/t")
         await told.wait()
-        await scene.mine.config_changes()
+        await scene.mine.configs.changes()
         assert scene.applied == []

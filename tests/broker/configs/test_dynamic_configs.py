@@ -82,7 +82,7 @@ async def describe(client: Client, kind: int, name: str) -> dict[str, tuple[str 
 
 
 def stored(cluster: OneBroker, entity_path: str) -> Any:
-    return cluster.broker.zookeeper.store.config(entity_path)
+    return cluster.broker.zookeeper.store.configs.of(entity_path)
 
 
 def current(cluster: OneBroker) -> Any:
@@ -152,8 +152,8 @@ async def test_nothing_is_stored_of_what_is_refused_or_only_validated(tmp_path: 
         code, message = await alter(client, BROKER, "0", big)
         assert (code, "ZooKeeper takes" in (message or "")) == (INVALID_REQUEST, True)
         store = cluster.broker.zookeeper.store
-        assert await store.config_changes() == []
-        assert await store.config("topics/t") == {"retention.ms": "5"}
+        assert await store.configs.changes() == []
+        assert await store.configs.of("topics/t") == {"retention.ms": "5"}
         assert await store.client.children("/config/brokers") == []
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.metrics import Histogram, MetricName, Metrics
 from klamm.base.slices import SLICE, in_slices
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.metrics import metrics_endpoint
 from klamm.broker.metrics.prometheus_text import VALUES_PER_SLICE, prometheus_name, render
 from klamm.broker.quotas.bounds import QuotaEntity

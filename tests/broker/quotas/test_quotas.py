@@ -122,13 +122,13 @@ async def test_quotas_are_stored_and_described(tmp_path: Path, version: int) -> 
         assert await alter(client, {"ip": "::1"}, version=version, connection_creation_rate=7.0) == (0, None)
         assert await alter(client, entities[0], version=version, request_percentage=1.5) == (0, None)
         store = cluster.broker.zookeeper.store
-        assert await store.quota_entities() == [
+        assert await store.configs.quota_entities() == [
             "users/CN%3Da%20b",
             "users/CN%3Da%20b/clients/<default>",
             "clients/<default>",
             "ips/::1",
         ]
-        assert await store.config("users/CN%3Da%20b") == {"producer_byte_rate": "100", "request_percentage": "1.5"}
+        assert await store.configs.of("users/CN%3Da%20b") == {"producer_byte_rate": "100", "request_percentage": "1.5"}
         assert await describe(client) == [
             ({"client-id": None}, {"producer_byte_rate": 102}),
             ({"ip": "::1"}, {"connection_creation_rate": 7}),
@@ -150,7 +150,7 @@ async def test_a_refused_alteration_changes_nothing_and_no_other_entity(tmp_path
         assert refused == (ErrorCode.INVALID_REQUEST, "no host is not a valid IP or resolvable host.")
         assert (await alter(client, CLIENT, validate_only=True, producer_byte_rate=1.5))[0] == ErrorCode.INVALID_REQUEST
         assert await alter(client, CLIENT, validate_only=True, producer_byte_rate=1.0) == (0, None)
-        assert await cluster.broker.zookeeper.store.quota_entities() == []
+        assert await cluster.broker.zookeeper.store.configs.quota_entities() == []
         assert (await alter(client, {"user": "."}, producer_byte_rate=1.0))[0] == ErrorCode.INVALID_REQUEST
         for kind, name in [("user", ""), ("user", "."), ("client-id", ".."), ("ip", "/"), ("ip", "a//b"), ("ip", "\0")]:
             assert await describe(client, (kind, 0, name), strict=True) == []
@@ -447,7 +447,7 @@ async def test_a_quota_that_cannot_be_read_leaves_the_last_one_in_force(tmp_path
     async with running(tmp_path, **SHORT) as (cluster, _):
         store, configs = cluster.broker.zookeeper.store, cluster.broker.parts.quota_configs
         await in_effect(cluster, CLIENT, producer_byte_rate=10.0, consumer_byte_rate=20.0)
-        await store.replace_config("clients/greedy", {"producer_byte_rate": "fast", "consumer_byte_rate": "30"})
+        await store.configs.replace("clients/greedy", {"producer_byte_rate": "fast", "consumer_byte_rate": "30"})
         await until(lambda: configs._known["clients/greedy"]["consumer_byte_rate"] == 30)
         assert configs._known["clients/greedy"]["producer_byte_rate"] == 10
         assert "ignored a quota of clients/greedy: producer_byte_rate=fast is not a long" in caplog.text
@@ -455,7 +455,7 @@ async def test_a_quota_that_cannot_be_read_leaves_the_last_one_in_force(tmp_path
         await store.client.set("/config/clients/greedy", b"{")
         await configs.changed("clients/greedy")
         assert configs._known["clients/greedy"] == {"producer_byte_rate": 10, "consumer_byte_rate": 30}
-        await store.replace_config("clients/greedy", {"consumer_byte_rate": "30"})
+        await store.configs.replace("clients/greedy", {"consumer_byte_rate": "30"})
         await until(lambda: configs._known["clients/greedy"] == {"consumer_byte_rate": 30})
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from klamm.base import json_bytes
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.registration.registration import Registrar
 from klamm.broker.start.broker import BrokerStartError
 from klamm.config.versions import ApiVersion

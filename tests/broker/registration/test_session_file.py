@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.base.environment import SystemEnvironment, SystemFileSystem
+from klamm.base.system_environment import SystemEnvironment, SystemFileSystem
 from klamm.broker.registration.session_file import FILE_NAME, NotedSessions, read_sessions, write_sessions
 from klamm.broker.start.broker import Broker, BrokerStartError
 from klamm.znodes import store

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment, WorkerFailed
+from klamm.base.environment import WorkerFailed
 from klamm.base.slices import in_one_go
+from klamm.base.system_environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from klamm.base.environment import SystemEnvironment, SystemFile, SystemFileSystem
+from klamm.base.system_environment import SystemEnvironment, SystemFile, SystemFileSystem
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest
 from klamm.protocol.messages import ApiKey
 from support.one_broker import OneBroker, batch, until

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemFile, SystemFileSystem
+from klamm.base.system_environment import SystemFile, SystemFileSystem
 from klamm.broker.configs.topics import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
@@ -599,13 +599,12 @@ async def a_timestamp_is_looked_up_after_a_start(directory: Path, size: int) -> 
 
 @work(most=50_000)  # topics
 async def configs_of_topics_are_read(directory: Path, size: int) -> AsyncIterator[Work]:
-    store: Any = SimpleNamespace(sync=lambda: asyncio.sleep(0))
     names = [f"t{number}" for number in range(size)]
 
     async def topic_configs(_: Any) -> dict[str, dict[str, str]]:
         return {name: {"retention.ms": "1000"} for name in names}
 
-    store.topic_configs = topic_configs
+    store: Any = SimpleNamespace(sync=lambda: asyncio.sleep(0), configs=SimpleNamespace(of_topics=topic_configs))
     config = CurrentConfig(BrokerConfig.from_properties({"zookeeper.connect": "localhost:2181"}))
     configs = TopicConfigs(config, lambda: store, lambda *_: None)
     yield lambda: configs.load(names)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.broker.registration.registration import Registrar
 from klamm.broker.start.broker import Broker

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.metadata import metadata_cache
 from klamm.broker.start.broker import Broker
 from klamm.protocol.apis.metadata import MetadataRequest

@@ -16,9 +16,10 @@ import pytest
 
 from klamm.cli import main
 from klamm.cli.reassign.access import BrokerAccess
-from klamm.cli.reassign.execution import NOT_ALIVE, Outcome
+from klamm.cli.reassign.execution import Outcome
 from klamm.cli.reassign.options import Reached
 from klamm.cli.reassign.running import Reporter, begun_by, read_plan, state_of
+from klamm.cli.reassign.setting_throttles import NOT_ALIVE
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.reassign.throttles import ConfigKey
 from klamm.cli.shared import interrupts

@@ -11,19 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from klamm.cli.reassign.execution import (
-    CONFIGS_CHECKED_EVERY_S,
-    LOOKS_EVERY_S,
-    Execution,
-    Options,
-    Outcome,
-    restore_throttles,
-)
+from klamm.cli.reassign.execution import CONFIGS_CHECKED_EVERY_S, Execution, Options, Outcome
 from klamm.cli.reassign.json_form import format_reassignment
 from klamm.cli.reassign.operations import restore_order
 from klamm.cli.reassign.options import ExecuteOptions, Reached
 from klamm.cli.reassign.planning.model import Move, Placement, anywhere
 from klamm.cli.reassign.running import run_plan, state_of
+from klamm.cli.reassign.setting_throttles import LOOKS_EVERY_S, restore_throttles
 from klamm.cli.reassign.state_file import Record, StateFile
 from klamm.cli.reassign.steps import Limits
 from klamm.cli.reassign.throttles import ConfigKey

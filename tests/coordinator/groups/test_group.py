@@ -307,16 +307,18 @@ def test_where_the_subscription_is_not_known_every_topic_may_be_in_it(metadata: 
 
 def test_a_group_as_it_was_stored() -> None:
     members = [a_member("a", ("range", b"\0\0\0\0\0\0"), instance="i"), a_member("b", ("range", b"\0\0\0\0\0\0"))]
-    group = Group.load("g", 7, "consumer", "range", "b", 5, members)
+    group = in_one_go(Group.load_steps("g", 7, "consumer", "range", "b", 5, members))
     assert (group.state, group.generation_id, group.leader_id, group.state_timestamp_ms) == (STABLE, 7, "b", 5)
     assert group.static_members == {"i": "a"}
-    assert Group.load("g", 7, "consumer", "range", "nobody", 5, [a_member("a")]).leader_id == "a"
-    empty = Group.load("g", 8, "", None, None, None, [])
+    assert in_one_go(Group.load_steps("g", 7, "consumer", "range", "nobody", 5, [a_member("a")])).leader_id == "a"
+    empty = in_one_go(Group.load_steps("g", 8, "", None, None, None, []))
     assert (empty.state, empty.protocol_type, empty.leader_id) == (EMPTY, None, None)
 
 
 def test_protocol_data_are_shown_of_a_stable_group_only() -> None:
-    group = Group.load("g", 7, "consumer", "range", "a", 5, [a_member("a", ("range", b"m"), assignment=b"x")])
+    group = in_one_go(
+        Group.load_steps("g", 7, "consumer", "range", "a", 5, [a_member("a", ("range", b"m"), assignment=b"x")])
+    )
     summary = in_one_go(group.summary())
     assert (summary.state, summary.protocol_type, summary.protocol) == ("Stable", "consumer", "range")
     assert summary.members[0] == ("a", None, "c", "/h", b"m", b"x")
@@ -413,7 +415,9 @@ def test_an_explicit_expiry_counts_before_all_others() -> None:
 
 
 def test_offsets_of_a_stable_group_expire_where_nobody_subscribes() -> None:
-    group = Group.load("g", 1, "consumer", "range", "a", 0, [a_member("a", ("range", b"\0\0\0\0\0\1\0\1t"))])
+    group = in_one_go(
+        Group.load_steps("g", 1, "consumer", "range", "a", 0, [a_member("a", ("range", b"\0\0\0\0\0\1\0\1t"))])
+    )
     group.load_offset(T0, 5, an_offset(1, committed_ms=0))
     group.load_offset(U0, 6, an_offset(1, committed_ms=0))
     assert group.keeps_subscribed
@@ -423,6 +427,8 @@ def test_offsets_of_a_stable_group_expire_where_nobody_subscribes() -> None:
     group.remove_offsets([T0])
     group.transition_to(PREPARING, NOW_MS)
     assert group.expired_offsets(group.partitions, NOW_MS, 100) == []
-    other = Group.load("g", 1, "connect", "x", "a", 0, [a_member("a", ("x", b""), protocol_type="connect")])
+    other = in_one_go(
+        Group.load_steps("g", 1, "connect", "x", "a", 0, [a_member("a", ("x", b""), protocol_type="connect")])
+    )
     other.load_offset(T0, 5, an_offset(1, committed_ms=0))
     assert other.expired_offsets(other.partitions, NOW_MS, 100) == []

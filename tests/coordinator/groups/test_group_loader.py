@@ -6,6 +6,7 @@ import logging
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, Member, OffsetAndMetadata
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import (
@@ -30,7 +31,9 @@ def commit(group_id: str, partition: tuple[str, int], offset: int | None) -> tup
 
 def group_record(group_id: str, generation_id: int, *member_ids: str) -> tuple[bytes, bytes]:
     members = [Member(one, None, "c", "/h", 1, 1, "consumer", [("range", b"")]) for one in member_ids]
-    group = Group.load(group_id, generation_id, "consumer", "range" if members else None, None, 77, members)
+    group = in_one_go(
+        Group.load_steps(group_id, generation_id, "consumer", "range" if members else None, None, 77, members)
+    )
     return group_metadata_key(group_id), group_metadata_value(group, dict.fromkeys(member_ids, b"all"))
 
 

@@ -553,7 +553,11 @@ async def test_removed_offsets_and_empty_groups_leave_tombstones():
 
 
 def group_value(group_id: str, generation_id: int, *members: Member, state_ms: int | None = NOW_MS) -> bytes:
-    group = Group.load(group_id, generation_id, "consumer", "range" if members else None, None, state_ms, list(members))
+    group = in_one_go(
+        Group.load_steps(
+            group_id, generation_id, "consumer", "range" if members else None, None, state_ms, list(members)
+        )
+    )
     return group_metadata_value(group, {member.member_id: b"" for member in members})
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.base.slices import in_one_go
 from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
 from klamm.coordinator.groups.group_records import (
     GroupKey,
@@ -27,7 +28,7 @@ TIMESTAMP = st.none() | st.integers(0, 2**63 - 1)
 
 
 def group_of(*members: Member, protocol: str | None = "range", leader: str | None = None) -> Group:
-    return Group.load("g", 7, "consumer" if members else "", protocol, leader, 99, members)
+    return in_one_go(Group.load_steps("g", 7, "consumer" if members else "", protocol, leader, 99, members))
 
 
 def member(member_id: str, instance_id: str | None = None, subscription: bytes = b"sub") -> Member:

@@ -57,7 +57,7 @@ def test_no_step_removes_all_offsets_of_a_large_group() -> None:
 def stable_group(*subscriptions: bytes) -> Group:
     """With an expired offset of each of the topics a to e."""
     members = [a_member(str(number), ("range", metadata)) for number, metadata in enumerate(subscriptions)]
-    group = Group.load("g", 1, "consumer", "range", "0", NOW_MS, members)
+    group = in_one_go(Group.load_steps("g", 1, "consumer", "range", "0", NOW_MS, members))
     for number, topic in enumerate("abcde"):
         group.load_offset((topic, 0), number, OffsetAndMetadata(1, -1, "", 0))
     return group

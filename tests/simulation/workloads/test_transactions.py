@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from klamm.client.sender import Identity
+from klamm.client.batches import Identity
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.coordinator.groups.transactional_offsets import TransactionalOffsets
 from klamm.coordinator.transactions import coordinator as coordinator_module
@@ -31,7 +31,8 @@ from klamm.simulation.judges.transaction_ledger import Copied, Outcome, Transact
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.world import World
 from klamm.simulation.witnesses.rules import Rules
-from klamm.simulation.workloads.transactional_workload import GROUP, PROPERTIES, TransactionalWorkload
+from klamm.simulation.workloads.transactional_clients import GROUP
+from klamm.simulation.workloads.transactional_workload import PROPERTIES, TransactionalWorkload
 from klamm.simulation.workloads.verdict import compare_replicas, converge
 from klamm.simulation.workloads.workload import create_topic
 from klamm.storage.log.log import Log

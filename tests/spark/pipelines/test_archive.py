@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.cli import main
 from klamm.cli.pipeline import pipeline
 from klamm.protocol.vocabulary import TopicPartition as Partition

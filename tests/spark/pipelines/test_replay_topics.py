@@ -226,7 +226,7 @@ def test_a_replay_that_rested_is_told_of(cluster: Cluster, topic: Any, tmp_path:
     told: list[str] = []
     replay(*arguments, topics={name: target}, on_warning=told.append)
     assert told == []
-    with patch("klamm.base.environment.SystemEnvironment.now_ms", return_value=2**45):
+    with patch("klamm.base.system_environment.SystemEnvironment.now_ms", return_value=2**45):
         replay(*arguments, topics={name: target}, on_warning=told.append)
     assert len(told) == 1
     assert told[0].startswith("this replay has rested for ")

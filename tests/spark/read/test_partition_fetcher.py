@@ -7,7 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from klamm.client.cluster import ClusterClient, ClusterMetadata, PartitionMetadata, TopicMetadata
+from klamm.client.cluster import ClusterClient
+from klamm.client.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.client.options import ClientOptions
 from klamm.client.read_replicas import ReadReplicas
 from klamm.net.client import Connection, Disconnected, UnsupportedVersion

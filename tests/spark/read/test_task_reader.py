@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
+from klamm.client.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.client.read_replicas import ReadReplicas

@@ -6,7 +6,7 @@ from itertools import chain
 import pyarrow as pa
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.net.client import ConnectFailed
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.spark.options import write_options

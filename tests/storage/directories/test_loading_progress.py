@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.metrics import Metrics
+from klamm.base.system_environment import SystemEnvironment
 from klamm.storage.directories import directory_loader, log_metrics
 from klamm.storage.directories.directory_loader import DirectoryLoader
 from klamm.storage.directories.log_manager import LOGS_PER_LOADING, LogManager, LogManagerSettings

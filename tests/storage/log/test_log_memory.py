@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_directory import MetaProperties

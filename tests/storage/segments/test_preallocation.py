@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.storage.log.log_config import LogConfig
 from support.logs import DIRECTORY, DiskEnvironment, append, open_log, read_all
 

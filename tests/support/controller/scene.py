@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from klamm.base.environment import SystemEnvironment
 from klamm.base.metrics import Histogram
+from klamm.base.system_environment import SystemEnvironment
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.controller.channels.send_queue import SendQueue

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch, OnResponse

@@ -23,7 +23,9 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.vocabulary import ACKS_LEADER, NO_EPOCH, PartitionKey
-from klamm.replication.fetcher.fetcher import Fetches, ReplicaFetcher
+from klamm.replication.fetcher.fetch_state import PartitionFetch
+from klamm.replication.fetcher.followed_partitions import Fetches, FollowedPartitions
+from klamm.replication.fetcher.log_truncation import LogTruncation
 from klamm.replication.partition import isr
 from klamm.replication.partition.delayed_operations import Appended
 from klamm.replication.partition.partition import Partition
@@ -55,23 +57,20 @@ from support.planted_faults.scenarios import (
 # -- replication ----------------------------------------------------------------------------------------------------
 
 
-async def _truncate_to_high_watermark(fetcher: ReplicaFetcher) -> None:
-    truncating, fetcher._truncating = fetcher._truncating, Fetches()
+async def _truncate_to_high_watermark(its: LogTruncation) -> None:
+    followed = its._followed
+    truncating, followed.truncating = followed.truncating, Fetches()
     for key, fetch in truncating.items():
-        if fetcher._fetches.get(key) is fetch:
-            await fetcher._truncate_to(key, fetch, fetch.partition.log.high_watermark)
+        if followed.fetches.get(key) is fetch:
+            await its._truncate_to(key, fetch, fetch.partition.log.high_watermark)
 
 
-_add = ReplicaFetcher.add
+_add = FollowedPartitions.add
 
 
-def _add_truncating(fetcher: ReplicaFetcher, key: PartitionKey, *rest: Any) -> None:
-    _add(fetcher, key, *rest)
-    fetch = fetcher._fetches[key]
-    if fetch.asked is None and not fetch.is_truncating:
-        fetcher._changed.pop(key, None)
-        fetch.is_truncating = True
-        fetcher._truncating[key] = fetch
+def _add_truncating(followed: FollowedPartitions, key: PartitionKey, fetch: PartitionFetch) -> None:
+    fetch.is_truncating = True
+    _add(followed, key, fetch)
 
 
 def _never_diverging(*_: object) -> None:
@@ -245,8 +244,8 @@ FAULTS = (
         "truncation-by-high-watermark",
         "a follower truncates to its high watermark, not to where the leader's epochs end (before KIP-101)",
         (
-            Replacement(ReplicaFetcher, "add", _add_truncating),
-            Replacement(ReplicaFetcher, "_truncate", _truncate_to_high_watermark),
+            Replacement(FollowedPartitions, "add", _add_truncating),
+            Replacement(LogTruncation, "truncate", _truncate_to_high_watermark),
             Replacement(Partition, "diverging_epoch", _never_diverging),
         ),
         "rules, invariants, workload, group_workload",

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from pyspark import TaskContext
 from pyspark.sql.types import StringType, StructField, StructType
 
-from klamm.base.environment import SystemFileSystem
+from klamm.base.system_environment import SystemFileSystem
 from klamm.net.client import Connection
 from klamm.spark.options import write_options
 from klamm.spark.write.sink import BATCH_PROPERTY, KlammStreamWriter, KlammWriter, Written

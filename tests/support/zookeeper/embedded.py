@@ -7,7 +7,7 @@ from support.processes import ManagedProcess, free_port
 
 _PROGRAM = """
 import asyncio, signal, sys, uvloop
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper.server import ZooKeeperServer
 
 async def serve():

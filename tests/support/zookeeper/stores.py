@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.server import ZooKeeperServer
 from support.zookeeper.proxy import Proxy

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper import jute, keeper_exceptions, messages
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.client.connect_string import parse_connect_string

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.simulation.machine.small_slices import small_slices
 from klamm.zookeeper import keeper_exceptions
 from klamm.zookeeper.client import State, ZooKeeperClient

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.simulation.machine.small_slices import small_slices
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.keeper_exceptions import ZooKeeperErrorCode

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.access_control import Caller

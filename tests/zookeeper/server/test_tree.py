@@ -12,9 +12,10 @@ from klamm.zookeeper import keeper_exceptions, messages
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
 from klamm.zookeeper.server.access_control import Caller, Identity, digest_identity, permits
+from klamm.zookeeper.server.nodes import is_valid_path
 from klamm.zookeeper.server.records import decode_batch, encode_batch, encode_record
 from klamm.zookeeper.server.transactions import CloseSessionTxn, CreateSessionTxn, CreateTxn, DeleteTxn, Txn
-from klamm.zookeeper.server.tree import Applied, Capture, Event, MultiFailed, NodeImage, ZnodeTree, is_valid_path
+from klamm.zookeeper.server.tree import Applied, Capture, Event, MultiFailed, NodeImage, ZnodeTree
 from klamm.zookeeper.server.watches import Watches
 
 ME = Caller(7, (Identity("ip", "127.0.0.1"),))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.base.environment import SystemEnvironment
+from klamm.base.system_environment import SystemEnvironment
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES
 from klamm.zookeeper.keeper_exceptions import ZooKeeperErrorCode

@@ -7,6 +7,7 @@ topic's name and on a seed.
 
 from zlib import crc32
 
+from klamm.base.slices import in_one_go
 from klamm.broker.topics.replica_assignment import assign_replicas
 from klamm.cli.reassign.planning.goals import Goal, Racks, target_brokers
 from klamm.cli.reassign.planning.model import ANY_LOG_DIR, ClusterModel, Move, Placement, Plan, anywhere
@@ -31,13 +32,15 @@ def kafka_plan(cluster: ClusterModel, goal: Goal, *, seed: int = 0) -> Plan:
         start_index, shift = (
             crc32(f"{seed}:{each}:{topic}".encode()) % len(targets) for each in ("start index", "shift")
         )
-        assignment = assign_replicas(
-            targets,
-            len(numbers),
-            factor,
-            start_index=start_index,
-            shift=shift,
-            racks=racks if has_racks else None,
+        assignment = in_one_go(
+            assign_replicas(
+                targets,
+                len(numbers),
+                factor,
+                start_index=start_index,
+                shift=shift,
+                racks=racks if has_racks else None,
+            )
         )
         for number in numbers:
             found = cluster.partitions[TopicPartition(topic, number)]
