@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.metadata import PartitionMetadata, TopicMetadata
+from klamm.client.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.net.client import ConnectFailed
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
