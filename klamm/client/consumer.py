@@ -1,7 +1,8 @@
 """A consumer of records from partitions that its caller assigns to it.
 
 A task fetches in the background, one request per leader with all partitions that want records of it, and hands the
-records to `poll`. `group_consumer.py` makes it a member of a group.
+records to `poll`. `group_consumer.py` makes it a member of a group. The position, the pending fetch and the records
+that wait change together for each partition, so the module is long.
 
 What must stay true:
 - Every record from a position on is handed out once, in the order of its partition's offsets. Offsets without a record

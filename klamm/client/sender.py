@@ -2,6 +2,7 @@
 
 A batch comes sealed, with its producer's id and sequence numbers (`PartitionBatch`: Spark's), or it is sealed here when
 it is sent for the first time (`Batch.seal`: those of `klamm.client.producer`). `batches.py` has both kinds.
+A `Sender` and the `PartitionQueue` of each partition need each other, so they stand in one module.
 
 What must stay true:
 - A batch counts as acknowledged when the replicas that `acks` names have it, and only then is it forgotten here.

@@ -6,6 +6,8 @@ or with None when the request gets no response (a produce with acks=0).
 A client may hang up before it is answered. A request that changes state still runs to its end without its client. Only
 an `AnswerOnly`, which changes nothing, ends with the connection.
 
+Order, limits and muting decide together when the next frame is read, so they stand in one module.
+
 What must stay true:
 - The responses of a connection leave in the order of its requests.
 - A request starts only when all earlier requests of its connection have been answered, so that a pipelined request sees
