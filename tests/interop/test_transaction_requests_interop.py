@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.oracles import RealKafka, RealZooKeeper, java_tool
 from support.transaction_requests import (
@@ -44,8 +45,8 @@ def kafka(
 
 
 @pytest.fixture(scope="module")
-def klamm() -> Iterator[Cluster]:
-    with Cluster(brokers=1, properties=PROPERTIES) as cluster:
+def klamm(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=1, properties=PROPERTIES, helper=klamm_helper) as cluster:
         yield cluster
 
 
