@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from klamm.cli import main
 from klamm.cli.completion import FILES, Place, PlaceKind, candidates, find_place
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.processes import free_port
 
@@ -84,8 +85,8 @@ def test_each_shell_has_its_function(shell: str, first: str, capsys: pytest.Capt
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=1) as cluster:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=1, helper=klamm_helper) as cluster:
         cluster.create_topic("orders")
         yield cluster
 

@@ -27,6 +27,7 @@ from klamm.cli.configs.over_brokers import BrokerConfigs
 from klamm.cli.configs.over_znodes import ZnodeConfigs
 from klamm.cli.configs.views import completed_line
 from klamm.cli.shared.clients import client_in_thread
+from klamm.processes.helper import Helper
 from klamm.processes.tool_errors import ToolError
 from klamm.testing import Cluster
 
@@ -184,8 +185,8 @@ def test_the_last_line_is_that_of_kafkas_tool(entity: Entity, zookeeper: bool, l
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=1) as cluster:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=1, helper=klamm_helper) as cluster:
         cluster.create_topic("orders")
         yield cluster
 

@@ -14,6 +14,7 @@ from klamm.client.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset, ProducerOptions
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.client.properties import parse_addresses
+from klamm.processes.helper import Helper
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
@@ -27,8 +28,8 @@ RECORDS = [
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3, zookeeper_session_timeout_ms=2_000) as cluster:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=3, zookeeper_session_timeout_ms=2_000, helper=klamm_helper) as cluster:
         yield cluster
 
 

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.processes import free_port
 
@@ -15,8 +16,8 @@ RECORDS = 200
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(len(BROKERS)) as started:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(len(BROKERS), helper=klamm_helper) as started:
         started.create_topic(TOPIC, partitions=3)
         yield started
 

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.processes.helper import Helper
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import parse_header
 from klamm.storage.segments.checkpoints import parse_offset_checkpoint
@@ -45,8 +46,8 @@ PROPERTIES = {
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(1, properties=PROPERTIES) as cluster:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(1, properties=PROPERTIES, helper=klamm_helper) as cluster:
         yield cluster
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.clients import Librdkafka, Record
 from support.rack_readers import RackReader
@@ -19,10 +20,12 @@ LEADER = -1
 
 @pytest.mark.parametrize("reader", SELECTORS)
 def test_a_consumer_reads_from_the_follower_in_its_rack_while_it_lives(
-    reader: str, kafka_jars: Path, tmp_path: Path
+    klamm_helper: Helper, reader: str, kafka_jars: Path, tmp_path: Path
 ) -> None:
     racks = {broker_id: {"broker.rack": rack} for broker_id, rack in RACKS.items()}
-    with Cluster(3, properties={"replica.selector.class": SELECTORS[reader]}, broker_properties=racks) as cluster:
+    with Cluster(
+        3, properties={"replica.selector.class": SELECTORS[reader]}, broker_properties=racks, helper=klamm_helper
+    ) as cluster:
         cluster.create_topic("t")
         leader = cluster.leader("t")
         assert leader is not None

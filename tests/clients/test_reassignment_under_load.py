@@ -17,6 +17,7 @@ from klamm.cli.reassign.access import BrokerAccess
 from klamm.cli.reassign.throttles import ConfigKey
 from klamm.cli.shared.options import ClusterOptions
 from klamm.config.throttles import BROKER_THROTTLES, TOPIC_THROTTLES
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.durability.check import check_load
 from support.durability.load import Load
@@ -66,8 +67,8 @@ def are_only_hosts(cluster: Cluster, targets: dict[int, list[int]]) -> bool:
     return all(hosts(cluster, number) == set(target) for number, target in targets.items())
 
 
-def test_partitions_move_round_the_cluster_under_load() -> None:
-    with Cluster(brokers=6, properties={"min.insync.replicas": 2}) as cluster:
+def test_partitions_move_round_the_cluster_under_load(klamm_helper: Helper) -> None:
+    with Cluster(brokers=6, properties={"min.insync.replicas": 2}, helper=klamm_helper) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS, 3)
         load = Load(cluster.bootstrap, TOPIC, PARTITIONS, records_per_s=1_000)
         backwards = {number: target[::-1] for number, target in ring(2).items()}
@@ -83,8 +84,10 @@ def test_partitions_move_round_the_cluster_under_load() -> None:
         assert not any(writer.failed for writer in load.writers)
 
 
-def test_brokers_die_while_partitions_move_under_load() -> None:
-    with Cluster(brokers=6, properties={"min.insync.replicas": 2}, zookeeper_session_timeout_ms=15_000) as cluster:
+def test_brokers_die_while_partitions_move_under_load(klamm_helper: Helper) -> None:
+    with Cluster(
+        brokers=6, properties={"min.insync.replicas": 2}, zookeeper_session_timeout_ms=15_000, helper=klamm_helper
+    ) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS, 3)
         controller = cluster.controller_id()
         assert controller is not None
@@ -115,8 +118,10 @@ def test_brokers_die_while_partitions_move_under_load() -> None:
 
 
 @pytest.mark.long
-def test_the_tool_and_a_broker_die_during_a_throttled_reassignment_under_load(tmp_path: Path) -> None:
-    with Cluster(brokers=5, properties={"min.insync.replicas": 2}) as cluster:
+def test_the_tool_and_a_broker_die_during_a_throttled_reassignment_under_load(
+    klamm_helper: Helper, tmp_path: Path
+) -> None:
+    with Cluster(brokers=5, properties={"min.insync.replicas": 2}, helper=klamm_helper) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS, 3)
         tool = ["reassign", "execute", "--bootstrap-server", cluster.bootstrap, "--yes", "--json"]
         first, second = plan(tmp_path, "first", 0), plan(tmp_path, "second", 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support import oracles
 
@@ -16,9 +17,9 @@ RECORDS, BEFORE = 60, 20
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
     # The producer must not create the topic itself.
-    with Cluster(1, properties={"auto.create.topics.enable": "false"}) as started:
+    with Cluster(1, properties={"auto.create.topics.enable": "false"}, helper=klamm_helper) as started:
         started.create_topic(TOPIC, partitions=1)
         yield started
 

@@ -16,6 +16,7 @@ from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
+from klamm.processes.helper import Helper
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, TopicPartition
 from klamm.testing import Cluster
 from support.spark.producing import produce
@@ -64,9 +65,9 @@ def copied_bytes(data: Path) -> int:
 
 
 @pytest.fixture
-def filled() -> Iterator[Cluster]:
+def filled(klamm_helper: Helper) -> Iterator[Cluster]:
     """Two brokers; broker 0 has all replicas."""
-    with Cluster(2) as cluster:
+    with Cluster(2, helper=klamm_helper) as cluster:
         assignment = {number: [0] for number in range(PARTITIONS)}
         ask(cluster, lambda client: create_topics(client, [NewTopic(TOPIC, replica_assignment=assignment)]))
         cluster.until(lambda: all(cluster.leader(TOPIC, number) == 0 for number in range(PARTITIONS)))

@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 
 TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
     properties = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
-    with Cluster(brokers=3, properties=properties) as cluster:
+    with Cluster(brokers=3, properties=properties, helper=klamm_helper) as cluster:
         yield cluster
 
 

@@ -24,6 +24,7 @@ from klamm.cockpit.source import NOW, PARTITIONS, RECORD, Subscription
 from klamm.diagnosis.cluster_facts import BrokerFacts, ClusterFacts
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView
 from klamm.net.client import Avoided
+from klamm.processes.helper import Helper
 from klamm.processes.tool_errors import ToolError
 from klamm.protocol.error_codes import KafkaError
 from klamm.testing import Cluster
@@ -55,7 +56,7 @@ async def until(subscription: Subscription, event: str, condition: Callable[[Any
                     return value
 
 
-def test_a_page_sees_the_controller_its_records_and_a_broker_that_dies() -> None:
+def test_a_page_sees_the_controller_its_records_and_a_broker_that_dies(klamm_helper: Helper) -> None:
     async def look(cluster: Cluster) -> None:
         async with opened(cluster) as source:
             assert (await source.now())["cluster"]["kind"] == "klamm"
@@ -78,12 +79,12 @@ def test_a_page_sees_the_controller_its_records_and_a_broker_that_dies() -> None
             source.unsubscribe(page)
             assert not source._tasks
 
-    with Cluster(brokers=2) as cluster:
+    with Cluster(brokers=2, helper=klamm_helper) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=2)
         asyncio.run(look(cluster))
 
 
-def test_a_change_of_leaders_reaches_the_map_of_an_open_page() -> None:
+def test_a_change_of_leaders_reaches_the_map_of_an_open_page(klamm_helper: Helper) -> None:
     async def look(cluster: Cluster) -> None:
         async with opened(cluster) as source:
             page = source.subscribe()
@@ -98,12 +99,12 @@ def test_a_change_of_leaders_reaches_the_map_of_an_open_page() -> None:
             first = await until(later, PARTITIONS, lambda change: not change["rows"])
             assert (first["version"], first["sequence"]) >= (changed["version"], changed["sequence"])
 
-    with Cluster(brokers=2) as cluster:
+    with Cluster(brokers=2, helper=klamm_helper) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=2)
         asyncio.run(look(cluster))
 
 
-def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper() -> None:
+def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper(klamm_helper: Helper) -> None:
     async def look(cluster: Cluster) -> None:
         async with opened(cluster) as source:
             page = source.subscribe()
@@ -134,12 +135,12 @@ def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper() -> None
             await asyncio.to_thread(cluster.create_topic, "u", partitions=1, replication_factor=1)
             await until(page, RECORD, lambda batch: any(each.get("topic") == "u" for each in batch["records"]))
 
-    with Cluster(brokers=2) as cluster:
+    with Cluster(brokers=2, helper=klamm_helper) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=2)
         asyncio.run(look(cluster))
 
 
-def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
+def test_a_page_follows_a_controller_that_moves_again_and_again(klamm_helper: Helper) -> None:
     async def look(cluster: Cluster) -> None:
         async with opened(cluster) as source:
             page = source.subscribe()
@@ -154,7 +155,7 @@ def test_a_page_follows_a_controller_that_moves_again_and_again() -> None:
             epochs = [(each["epoch"], each["sequence"]) for each in source.records]
             assert epochs == sorted(set(epochs))
 
-    with Cluster(brokers=2) as cluster:
+    with Cluster(brokers=2, helper=klamm_helper) as cluster:
         asyncio.run(look(cluster))
 
 

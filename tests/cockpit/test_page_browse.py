@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.browser import Pages
 
@@ -20,8 +21,8 @@ SEEN = "<img src=x onerror=alert(1)>\\u202e\\u001b[2J\\u2028"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=2, properties={"auto.leader.rebalance.enable": "false"}) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=2, properties={"auto.leader.rebalance.enable": "false"}, helper=klamm_helper) as running:
         running.create_topic("orders", partitions=1, replication_factor=2)
         producer = Producer({"bootstrap.servers": running.bootstrap})
         for number in range(60):

@@ -18,6 +18,7 @@ from klamm.cockpit import map_lags
 from klamm.cockpit.map_lags import UNKNOWN
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView
+from klamm.processes.helper import Helper
 from klamm.protocol import vocabulary
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -33,8 +34,8 @@ LONGEST = ("<script>".replace("<", "-").replace(">", ".") + "_" * 249)[:249]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=2) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=2, helper=klamm_helper) as running:
         running.create_topic("plain", partitions=2, replication_factor=2)
         running.create_topic("transactions", partitions=1, replication_factor=1)
         running.create_topic(LONGEST, partitions=1, replication_factor=1)

@@ -10,6 +10,7 @@ from klamm.client.admin.reassignments import PartitionReassignment
 from klamm.cockpit import reassignments
 from klamm.cockpit.reassignments import Listed, Reassignments
 from klamm.net.client import ClientError
+from klamm.processes.helper import Helper
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
@@ -82,8 +83,8 @@ async def test_what_was_listed_last_stays_while_the_controller_does_not_answer(m
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=2) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=2, helper=klamm_helper) as running:
         running.create_topic("t", partitions=2, replication_factor=2)
         yield running
 

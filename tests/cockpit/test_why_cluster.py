@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.cli import main
 from klamm.net.client import ConnectionOptions, connect
+from klamm.processes.helper import Helper
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
@@ -24,8 +25,8 @@ PROPERTIES = {"replica.lag.time.max.ms": 1_000, "auto.leader.rebalance.enable": 
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3, properties=PROPERTIES) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=3, properties=PROPERTIES, helper=klamm_helper) as running:
         yield running
 
 

@@ -5,6 +5,7 @@ import pytest
 from klamm.access.zookeeper import run_with_zookeeper
 from klamm.cli.shared.options import ClusterOptions
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster, read_znodes
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 
 
@@ -15,8 +16,10 @@ def test_replicas_that_a_reassignment_adds_and_removes() -> None:
 
 
 @pytest.fixture(scope="module")
-def views() -> tuple[ClusterView, ClusterView]:
-    with Cluster(2, broker_properties={0: {"broker.rack": "a"}, 1: {"broker.rack": "b"}}) as cluster:
+def views(klamm_helper: Helper) -> tuple[ClusterView, ClusterView]:
+    with Cluster(
+        2, broker_properties={0: {"broker.rack": "a"}, 1: {"broker.rack": "b"}}, helper=klamm_helper
+    ) as cluster:
         cluster.create_topic("t", partitions=2, replication_factor=2)
         over_the_wire = ClusterOptions(cluster.bootstrap).call(read_cluster)
         return over_the_wire, run_with_zookeeper(cluster.zookeeper, read_znodes)

@@ -14,6 +14,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
+from klamm.processes.helper import Helper
 from klamm.protocol.error_codes import ErrorCode
 from klamm.testing.cluster import Cluster
 from support import group_wire as wire
@@ -99,8 +100,10 @@ def records(cluster: Cluster, topic: str) -> Iterator[None]:
         thread.join()
 
 
-def test_a_member_that_is_paused_past_its_session_commits_nothing_afterwards(tmp_path: Path) -> None:
-    with Cluster(brokers=1, properties=PROPERTIES) as cluster, records(cluster, "t"):
+def test_a_member_that_is_paused_past_its_session_commits_nothing_afterwards(
+    klamm_helper: Helper, tmp_path: Path
+) -> None:
+    with Cluster(brokers=1, properties=PROPERTIES, helper=klamm_helper) as cluster, records(cluster, "t"):
         members = [ConsumerProcess(name, cluster.bootstrap, tmp_path) for name in ("first", "second")]
         first, second = members
         try:

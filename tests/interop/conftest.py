@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support import oracles
 from support.clusters import KlammBroker
@@ -101,9 +102,9 @@ def klamm(
 
 
 @pytest.fixture(scope="session")
-def klamm_cluster() -> Iterator[Cluster]:
+def klamm_cluster(klamm_helper: Helper) -> Iterator[Cluster]:
     """A running broker of klamm that the tests of a session share: use topics of your own."""
-    with Cluster(brokers=1) as cluster:
+    with Cluster(brokers=1, helper=klamm_helper) as cluster:
         yield cluster
 
 

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
 
 from klamm.cli import main
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.oracles import SMALL_HEAP, RealKafka, java_command
 
@@ -33,13 +34,13 @@ Tool = Callable[..., str]
 
 
 @pytest.fixture(scope="module", params=[pytest.param("kafka", marks=pytest.mark.long), "klamm"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+def cluster(klamm_helper: Helper, request: pytest.FixtureRequest) -> Iterator[str]:
     """The bootstrap address of one broker."""
     if request.param == "kafka":
         kafka: RealKafka = request.getfixturevalue("real_kafka")
         yield kafka.bootstrap
     else:
-        with Cluster(brokers=1) as klamm:
+        with Cluster(brokers=1, helper=klamm_helper) as klamm:
             yield klamm.bootstrap
 
 

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.processes.helper import Helper
 from klamm.protocol.error_codes import ErrorCode
 from klamm.testing import Cluster
 from support.oracles import RealKafka, RealZooKeeper
@@ -61,9 +62,11 @@ def deliveries(bootstrap: str) -> dict[int, str]:
     return errors
 
 
-def test_librdkafka_tells_the_records_that_are_wrong_from_those_beside_them(kafka: RealKafka) -> None:
+def test_librdkafka_tells_the_records_that_are_wrong_from_those_beside_them(
+    klamm_helper: Helper, kafka: RealKafka
+) -> None:
     expected = {number: "INVALID_RECORD" if number % 10 == 3 else "_INVALID_DIFFERENT_RECORD" for number in range(100)}
-    with Cluster(brokers=1) as cluster:
+    with Cluster(brokers=1, helper=klamm_helper) as cluster:
         of_klamm = deliveries(cluster.bootstrap)
     assert Counter(of_klamm.values()) == {"INVALID_RECORD": 10, "_INVALID_DIFFERENT_RECORD": 90}
     assert of_klamm == expected

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.clusters import KlammBroker, KlammZooKeeper
 from support.oracles import java_tool
@@ -19,9 +20,9 @@ TOPIC = "moved"
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
     # A broker that was killed counts as alive for as long.
-    with Cluster(brokers=4, zookeeper_session_timeout_ms=60_000) as running:
+    with Cluster(brokers=4, zookeeper_session_timeout_ms=60_000, helper=klamm_helper) as running:
         running.create_topic(TOPIC, 2, 2)
         yield running
 

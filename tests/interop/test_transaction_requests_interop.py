@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.oracles import RealKafka, RealZooKeeper, java_tool
 from support.transaction_requests import (
@@ -44,8 +45,8 @@ def kafka(
 
 
 @pytest.fixture(scope="module")
-def klamm() -> Iterator[Cluster]:
-    with Cluster(brokers=1, properties=PROPERTIES) as cluster:
+def klamm(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=1, properties=PROPERTIES, helper=klamm_helper) as cluster:
         yield cluster
 
 
@@ -91,7 +92,7 @@ async def commits_and_aborts(wire: Wire) -> None:
     await wire.end(id_, producer, commit=True)
     await wire.end(id_, producer, commit=True)
     await wire.end(id_, producer, commit=False)
-    await wire.fetch_offsets("g", require_stable=True)
+    await wire.fetch_offsets("g", require_stable=True, has_ended=True)
     await wire.fetch(0, committed=True)
 
     await wire.add_partitions(id_, producer, [first, second])
@@ -102,7 +103,7 @@ async def commits_and_aborts(wire: Wire) -> None:
     await finish(wire, id_, producer, commit=False)
     await wire.end(id_, producer, commit=False)
     await wire.end(id_, producer, commit=True)
-    await wire.fetch_offsets("g", require_stable=True)
+    await wire.fetch_offsets("g", require_stable=True, has_ended=True)
     for partition in (0, 1):
         await wire.fetch(partition, committed=True)
         await wire.fetch(partition, committed=False)
@@ -110,7 +111,7 @@ async def commits_and_aborts(wire: Wire) -> None:
     await wire.add_offsets(id_, producer, "g")
     await wire.commit_offsets(id_, producer, "g", {first: 10})
     await finish(wire, id_, producer, commit=True)
-    await wire.fetch_offsets("g", require_stable=True)
+    await wire.fetch_offsets("g", require_stable=True, has_ended=True)
     await wire.end(id_, producer, commit=True)
 
 
@@ -216,7 +217,7 @@ async def offsets_of_groups(wire: Wire) -> None:
     await wire.fetch_offsets("og", require_stable=False)
     await finish(wire, id_, producer, commit=True)
     await wire.commit_offsets(id_, producer.in_epoch(producer.epoch - 1), "og", {first: 2})
-    await wire.fetch_offsets("og", require_stable=True)
+    await wire.fetch_offsets("og", require_stable=True, has_ended=True)
 
 
 async def what_a_partition_takes(wire: Wire) -> None:

@@ -3,9 +3,8 @@
 The tests of a room that share a JVM stay on one worker, so that it starts once: Spark's session, the brokers of Apache
 Kafka and the ZooKeeper of tests/interop. The fixtures that a test names, itself or through fixtures of its file, say
 whether it is one of these; the other tests of the file need not wait for them. Everywhere else the tests of a file stay
-together. A file that has fixtures of its module and tests with a JVM stays whole, so that these fixtures are made once.
-The units with a JVM begin first, and beside them what mostly waits; then what takes long, so that no worker is left
-alone with it at the end.
+together. The units with a JVM begin first, and beside them what mostly waits; then what takes long, so that no worker
+is left alone with it at the end.
 """
 
 import ast
@@ -51,10 +50,9 @@ def unit_of(nodeid: str) -> str:
 def _with_jvm(path: str, room: str) -> frozenset[str]:
     """The functions of a file that have a JVM of the room."""
     # xdist asks in a process that collects no tests, so the text must tell.
-    text = (ROOT / path).read_text(encoding="utf-8")
     asked_by: dict[str, set[str]] = {}
     asked_anywhere: set[str] = set()
-    for node in ast.parse(text).body:
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             asked_by[node.name] = {*_arguments(node), *_texts(node)}
         else:
@@ -62,9 +60,7 @@ def _with_jvm(path: str, room: str) -> frozenset[str]:
     found = {*JVMS[room]}
     while more := {name for name, asked in asked_by.items() if asked & found} - found:
         found |= more
-    if asked_anywhere & found or (found & asked_by.keys() and 'scope="module"' in text):
-        return frozenset(asked_by)
-    return frozenset(found)
+    return frozenset(asked_by if asked_anywhere & found else found)
 
 
 def _arguments(node: ast.AST) -> Iterator[str]:

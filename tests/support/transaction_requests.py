@@ -299,16 +299,21 @@ class Wire:
         what = f"marker of {producer}, commit {commit}, coordinator epoch {coordinator_epoch}, {list(partitions)}"
         return self.note(what, dict(sorted(errors.items())))
 
-    async def fetch_offsets(self, group: str, *, require_stable: bool) -> Any:
-        """The group's committed offsets by partition, or an error's name."""
+    async def fetch_offsets(self, group: str, *, require_stable: bool, has_ended: bool = False) -> Any:
+        """The group's committed offsets by partition, or an error's name.
+
+        `has_ended`: the transaction is over, but Kafka's coordinator of groups learns of the marker a moment later.
+        """
         request = messages.request_class(ApiKey.OFFSET_FETCH)
-        answer = await self._client.ask(
-            ApiKey.OFFSET_FETCH,
-            7,
-            group_id=group,
-            topics=[request.OffsetFetchRequestTopic(name=self.topic, partition_indexes=list(range(PARTITIONS)))],
-            require_stable=require_stable,
-        )
+        topics = [request.OffsetFetchRequestTopic(name=self.topic, partition_indexes=list(range(PARTITIONS)))]
+        while True:
+            answer = await self._client.ask(
+                ApiKey.OFFSET_FETCH, 7, group_id=group, topics=topics, require_stable=require_stable
+            )
+            codes = {result.error_code for result in answer.topics[0].partitions}
+            if not has_ended or ErrorCode.UNSTABLE_OFFSET_COMMIT not in codes:
+                break
+            await asyncio.sleep(RETRY_S)
         offsets = {
             result.partition_index: result.committed_offset
             if result.error_code == 0

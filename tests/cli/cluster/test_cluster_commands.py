@@ -22,6 +22,7 @@ import pytest
 from klamm.cli import main
 from klamm.client.group_consumer import GroupConsumer
 from klamm.client.group_member import leave_request
+from klamm.processes.helper import Helper
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
 from support.processes import ManagedProcess, free_port
@@ -336,14 +337,16 @@ def test_a_member_that_its_group_has_removed_says_so_and_goes_on(
 
 
 @pytest.mark.long
-def test_a_member_whose_output_stands_still_during_a_rebalance_stays_in_its_group(tmp_path: Path) -> None:
+def test_a_member_whose_output_stands_still_during_a_rebalance_stays_in_its_group(
+    klamm_helper: Helper, tmp_path: Path
+) -> None:
     """For longer than its session. It commits what it has written, and then the other member gets its partition."""
     properties = {"group.min.session.timeout.ms": 1_000, "group.initial.rebalance.delay.ms": 0, "num.partitions": 2}
     config, source, output = (tmp_path / name for name in ("client.properties", "source", "output"))
     config.write_text("session.timeout.ms=1000\nheartbeat.interval.ms=200\n")
     source.write_text("".join(f"{number:1000}\n" for number in range(4_000)))
     os.mkfifo(output)
-    with contextlib.ExitStack() as at_end, Cluster(1, properties=properties) as cluster:
+    with contextlib.ExitStack() as at_end, Cluster(1, properties=properties, helper=klamm_helper) as cluster:
         to_cluster = ["--bootstrap-server", cluster.bootstrap, "--topic", "slow"]
         assert main.run(["produce", *to_cluster, "--file", str(source)]) == 0
         members = []

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from klamm.cli.cluster.cockpit import kept_token
+from klamm.processes.helper import Helper
 from klamm.processes.tool_errors import ToolError
 from klamm.testing import Cluster
 
@@ -19,8 +20,8 @@ KLAMM = [sys.executable, "-m", "klamm.cli.main"]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=2) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=2, helper=klamm_helper) as running:
         running.create_topic("t", partitions=2, replication_factor=2)
         yield running
 

@@ -20,6 +20,7 @@ from klamm.access.controller import ControllerAddress, NotKlamm, find_controller
 from klamm.cli import main
 from klamm.cli.cluster import controller
 from klamm.cli.cluster.controller import _records, record_line, status_lines
+from klamm.processes.helper import Helper
 from klamm.processes.tool_errors import ToolError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
@@ -34,8 +35,8 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=3, helper=klamm_helper) as running:
         running.create_topic("t", partitions=2, replication_factor=3)
         yield running
 
@@ -415,8 +416,8 @@ def test_the_log_files(cluster: Cluster) -> None:
     assert "state.change.logger" not in "".join(cluster.log(broker, 1000) for broker in cluster.broker_ids)
 
 
-def test_a_controller_without_the_port(klamm: Run) -> None:
-    with Cluster(brokers=1, properties={"klamm.metrics.port": -1}) as running:
+def test_a_controller_without_the_port(klamm_helper: Helper, klamm: Run) -> None:
+    with Cluster(brokers=1, properties={"klamm.metrics.port": -1}, helper=klamm_helper) as running:
         where = ("--zookeeper", running.zookeeper)
         found = json.loads(klamm("status", "--json", *where))
         assert (found["broker_id"], found["epoch"], found["port"], found["status"]) == (0, 1, None, None)

@@ -24,6 +24,7 @@ from klamm.cli.cluster.metric_views import (
     parse,
     screen_lines,
 )
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 
 # As a broker of Kafka shows it behind the JMX exporter.
@@ -183,9 +184,9 @@ def test_the_metrics_that_are_there_are_shown_beside_a_name_that_no_broker_shows
     assert told.err == "klamm: no broker shows a metric with the name no_such\n"
 
 
-def test_the_metrics_of_a_cluster(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_metrics_of_a_cluster(klamm_helper: Helper, capfd: pytest.CaptureFixture[str]) -> None:
     override = {1: {"klamm.metrics.port": "-1"}}
-    with Cluster(brokers=2, broker_properties=override) as cluster:
+    with Cluster(brokers=2, broker_properties=override, helper=klamm_helper) as cluster:
         where = ["--bootstrap-server", cluster.bootstrap]
         assert main.run(["metrics", *where, "--json"]) == 1
         found = {value["broker_id"]: value for value in json.loads(capfd.readouterr().out)}

@@ -21,6 +21,7 @@ from klamm.diagnosis.cluster_facts import KAFKA, KLAMM, BrokerFacts, ClusterFact
 from klamm.diagnosis.cluster_view import BrokerView, ClusterView, PartitionView
 from klamm.diagnosis.findings import Finding
 from klamm.diagnosis.health import diagnose, is_healthy
+from klamm.processes.helper import Helper
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from support.command_lines import called
@@ -263,8 +264,8 @@ def test_sizes_for_people(size_bytes: int, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=2) as cluster:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(brokers=2, helper=klamm_helper) as cluster:
         cluster.create_topic("both", partitions=2, replication_factor=2)
         yield cluster
 

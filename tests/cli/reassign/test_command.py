@@ -25,6 +25,7 @@ from klamm.cli.reassign.throttles import ConfigKey
 from klamm.cli.shared import interrupts
 from klamm.cli.shared.options import ClusterOptions
 from klamm.config.throttles import BROKER_THROTTLES, LEADER_RATE, TOPIC_THROTTLES
+from klamm.processes.helper import Helper
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.error_codes import ErrorCode
@@ -37,8 +38,8 @@ BROKERS = 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(BROKERS) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(BROKERS, helper=klamm_helper) as running:
         yield running
 
 

@@ -13,14 +13,15 @@ import pytest
 from klamm.cli import main
 from klamm.cli.shared.options import ClusterOptions
 from klamm.diagnosis.cluster_view import read_cluster
+from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 
 KLAMM = [sys.executable, "-m", "klamm.cli.main"]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3) as running:
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    with Cluster(3, helper=klamm_helper) as running:
         for topic, partitions, factor in (("pairs", 6, 2), ("triples", 1, 3)):
             running.create_topic(topic, partitions, factor)
         yield running

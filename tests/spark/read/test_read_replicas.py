@@ -18,6 +18,7 @@ from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset
 from klamm.client.properties import parse_addresses
 from klamm.client.read_replicas import ReadReplicas
 from klamm.net.client import Connection, Disconnected
+from klamm.processes.helper import Helper
 from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -253,11 +254,13 @@ class _Served:
         monkeypatch.setattr(ReadReplicas, "serves", serves)
 
 
-def test_readers_in_a_rack_read_from_its_follower_while_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_in_a_rack_read_from_its_follower_while_it_lives(
+    klamm_helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = _Served(monkeypatch)
     selector = {"replica.selector.class": "klamm.plugins.replica_selection:RackAwareReplicaSelector"}
     racks = {broker_id: {"broker.rack": f"rack-{broker_id}"} for broker_id in range(3)}
-    with Cluster(3, properties=selector, broker_properties=racks) as cluster:
+    with Cluster(3, properties=selector, broker_properties=racks, helper=klamm_helper) as cluster:
         cluster.create_topic("t")
         leader = cluster.leader("t")
         assert leader is not None
