@@ -10,14 +10,19 @@ from typing import Any, Final
 from klamm.base import json_bytes
 
 MOST_EXACT: Final = 2**53 - 1
-# Digits of an integer that may be larger, or of a text; not those behind a decimal point.
-_MANY_DIGITS: Final = re.compile(rb"(?<![0-9.])[0-9]{16}")
+# A larger integer has as many digits; texts and numbers with a decimal point may have them too.
+_MANY_DIGITS: Final = b"0" * 16
+_AS_DIGITS: Final = bytes(0x30 if chr(byte).isdecimal() else 0x20 for byte in range(256))
+_INTEGER: Final = re.compile(rb"(?<![0-9.])[0-9]{16}")
 
 
 def encoded_json(value: Any) -> bytes:
     """`value` is what `json_bytes.encode` takes."""
     encoded = json_bytes.encode(value)
-    return json_bytes.encode(_with_exact_integers(value)) if _MANY_DIGITS.search(encoded) else encoded
+    # The first search is the quick one.
+    if _MANY_DIGITS in encoded.translate(_AS_DIGITS) and _INTEGER.search(encoded):
+        return json_bytes.encode(_with_exact_integers(value))
+    return encoded
 
 
 def _with_exact_integers(value: Any) -> Any:

@@ -99,9 +99,9 @@ class Fields:
         return self.values[key]
 
     def _list(self, key: str) -> list[Any]:
-        value = self._value(key)
+        value = self.values.get(key)
         if not isinstance(value, list):
-            raise self.problem(key, f"is {_kind(value)}, not a list")
+            raise self.problem(key, f"is {_kind(self._value(key))}, not a list")
         return value
 
     def _checked_integer(self, name: str, value: object, minimum: int, maximum: int) -> int:

@@ -78,7 +78,7 @@ class Listed(msgspec.Struct, Generic[T]):
 
 
 class Status(Who):
-    """Of the active controller."""
+    """The active controller."""
 
     epoch: int
     now_ms: int
