@@ -3,9 +3,6 @@
 What must stay true: each function takes slices, and what stands under a null is not seen.
 """
 
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -48,48 +45,6 @@ def _find_wrong_text(values: pa.Array, rows: npt.NDArray[np.int64], path: str) -
                 str(value.as_py() or b"", "utf-8")
             except UnicodeDecodeError:
                 raise EncodingError(int(rows[index]), f"the field {path} is not UTF-8") from None
-
-
-def objects(rows: pa.Array) -> list[Any]:
-    """Python's objects of the rows. Raises EncodingError for a map that has a key twice."""
-    try:
-        return _objects(rows)
-    except _KeyTwice:
-        for index in range(len(rows)):
-            try:
-                _objects(rows[index : index + 1])
-            except _KeyTwice:
-                raise EncodingError(index, "a map has a key twice") from None
-        raise
-
-
-class _KeyTwice(ValueError):
-    """A map of this array has a key twice."""
-
-
-def _objects(values: pa.Array) -> list[Any]:
-    """Column by column, as Arrow's own function makes an object for each value on the way."""
-    made: list[Any]
-    if pa.types.is_struct(values.type):
-        names = [field.name for field in values.type]
-        if len(set(names)) < len(names):
-            raise ValueError(f"a struct has two fields of one name: {', '.join(names)}")
-        columns = [_objects(child) for child in values.flatten()]
-        made = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] or [{} for _ in values]
-    elif pa.types.is_map(values.type):
-        keys, items = map(_objects, as_entries(values).flatten().flatten())
-        bounds = offsets(as_entries(values)).to_pylist()
-        made = [dict(zip(keys[start:end], items[start:end], strict=True)) for start, end in pairwise(bounds)]
-        if sum(map(len, made)) < len(keys):
-            raise _KeyTwice
-    elif is_list(values.type):
-        elements = _objects(values.flatten())
-        made = [elements[start:end] for start, end in pairwise(offsets(values).to_pylist())]
-    else:
-        return list(values.to_pylist())
-    if not values.null_count:
-        return made
-    return [one if is_valid else None for one, is_valid in zip(made, values.is_valid().to_pylist(), strict=True)]
 
 
 def as_entries(maps: pa.Array) -> pa.Array:
