@@ -7,13 +7,13 @@ bad one would end a block. Times are klamm's own texts where a library has other
 | column      | what it is                                                                                    |
 |-------------|-----------------------------------------------------------------------------------------------|
 | rows/s      | orders (350 bytes as JSON) in a second of CPU of one thread, the best of several rounds in turns |
-| ratio       | klamm's rows/s by the library's                                                               |
+| klamm / it  | klamm's rows/s by the library's                                                               |
 | orders      | in how many per cent of the orders the library makes something else than klamm                |
 | odd records | the same of the odd records and rows of tests/support/spark/odd_records.py; a bad one is a null |
 
-What klamm makes is what Spark makes: the tests in tests/spark/formats and tests/spark/write compare both, for the same
-odd records. Spark's own functions are measured over bytes that are in the JVM's memory, as CPU of the JVM's process.
-Those for Avro and Protobuf are not in PySpark's jars.
+For JSON, CSV and Avro klamm makes what Spark makes: the tests in tests/spark compare both, for the same odd records.
+Spark's own functions are measured over bytes that are in the JVM's memory, as CPU of the JVM's process; those for Avro
+and Protobuf are not in PySpark's jars.
 """
 
 import argparse

@@ -202,7 +202,7 @@ def json_rows(count: int) -> list[tuple[Any, ...]]:
     def several(make: Any) -> list[Any]:
         return [maybe(make()) for _ in range(chance.randrange(4))]
 
-    def number(bits: int) -> int:
+    def number(bits: int) -> Any:
         return chance.choice([0, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), chance.randrange(100)])
 
     return [
