@@ -74,6 +74,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/plans.py
 	$(PYTHON) bench/cockpit.py
 	$(PYTHON) bench/spark.py
+	$(PYTHON) bench/formats.py
 
 format: venv  ## apply the formatter and the safe fixes
 	$(BIN)/ruff format .

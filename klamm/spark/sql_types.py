@@ -7,65 +7,47 @@ What must stay true:
 
 from collections.abc import Sequence
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
 from klamm.spark.formats.schemas import column_type
 from klamm.spark.formats.settings import AVRO, STRING, ColumnFormat, TypedRows
 from klamm.spark.options import OptionError
 from klamm.spark.schema import HEADERS
 
-TYPES: dict[str, DataType] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-    "leaderEpoch": IntegerType(),
+TYPES: dict[str, T.DataType] = {
+    "key": T.BinaryType(),
+    "value": T.BinaryType(),
+    "topic": T.StringType(),
+    "partition": T.IntegerType(),
+    "offset": T.LongType(),
+    "timestamp": T.TimestampType(),
+    "timestampType": T.IntegerType(),
+    "headers": T.ArrayType(
+        T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+    ),
+    "leaderEpoch": T.IntegerType(),
 }
 
 
 _SIMPLE = (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    NullType,
-    ShortType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
+    T.BinaryType,
+    T.BooleanType,
+    T.ByteType,
+    T.DateType,
+    T.DecimalType,
+    T.DoubleType,
+    T.FloatType,
+    T.IntegerType,
+    T.LongType,
+    T.NullType,
+    T.ShortType,
+    T.StringType,
+    T.TimestampNTZType,
+    T.TimestampType,
 )
 
 
-def check_columns(schema: StructType, typed: TypedRows | None = None) -> None:
+def check_columns(schema: T.StructType, typed: TypedRows | None = None) -> None:
     """Raises OptionError for a schema that is not made of the source's columns and their types.
 
     Where `typed` has a format for a column, the type may be any that the format has.
@@ -90,7 +72,7 @@ def check_columns(schema: StructType, typed: TypedRows | None = None) -> None:
         raise OptionError(f"the schema has no column; allowed: {allowed}")
 
 
-def _without_decoded(schema: StructType, typed: TypedRows) -> StructType:
+def _without_decoded(schema: T.StructType, typed: TypedRows) -> T.StructType:
     """Checks the columns that typed rows have; returns the schema with the binaries that they are made of."""
     formats = {one.column: one for one in typed.formats}
     if typed.corrupt_column in TYPES:
@@ -99,9 +81,9 @@ def _without_decoded(schema: StructType, typed: TypedRows) -> StructType:
     for field in schema.fields:
         if field.name in formats:
             _check_decoded(field.name, field.dataType, formats[field.name])
-            fields.append(StructField(field.name, BinaryType(), field.nullable))
+            fields.append(T.StructField(field.name, T.BinaryType(), field.nullable))
         elif field.name == typed.corrupt_column:
-            if field.dataType != BinaryType() or not field.nullable:
+            if field.dataType != T.BinaryType() or not field.nullable:
                 raise OptionError(
                     f"the schema has {field.name} {field.dataType.simpleString()}; allowed: {field.name} binary,"
                     " which is null for other records"
@@ -110,15 +92,15 @@ def _without_decoded(schema: StructType, typed: TypedRows) -> StructType:
                 raise OptionError(f"the schema has {field.name} without {' or '.join(sorted(formats))}")
         else:
             fields.append(field)
-    return StructType(fields)
+    return T.StructType(fields)
 
 
-def _check_decoded(column: str, data_type: DataType, column_format: ColumnFormat) -> None:
+def _check_decoded(column: str, data_type: T.DataType, column_format: ColumnFormat) -> None:
     if column_format.name == STRING:
-        if data_type != StringType():
+        if data_type != T.StringType():
             raise OptionError(f"the schema has {column} {data_type.simpleString()}; allowed: {column} string")
         return
-    if not isinstance(data_type, StructType) and column_format.name != AVRO:
+    if not isinstance(data_type, T.StructType) and column_format.name != AVRO:
         raise OptionError(
             f"the schema has {column} {data_type.simpleString()}; allowed with {column}.format={column_format.name}:"
             f" {column} struct<...>"
@@ -126,8 +108,8 @@ def _check_decoded(column: str, data_type: DataType, column_format: ColumnFormat
     _check_type(column, data_type)
 
 
-def _check_type(path: str, data_type: DataType) -> None:
-    if isinstance(data_type, StructType):
+def _check_type(path: str, data_type: T.DataType) -> None:
+    if isinstance(data_type, T.StructType):
         for field in data_type.fields:
             # Spark would trust NOT NULL.
             if not field.nullable:
@@ -135,11 +117,11 @@ def _check_type(path: str, data_type: DataType) -> None:
             if data_type.names.count(field.name) > 1:
                 raise OptionError(f"the schema has the field {path}.{field.name} twice")
             _check_type(f"{path}.{field.name}", field.dataType)
-    elif isinstance(data_type, ArrayType):
+    elif isinstance(data_type, T.ArrayType):
         if not data_type.containsNull:
             raise OptionError(f"the schema has {path} with elements that are NOT NULL, but a record may lack one")
         _check_type(f"{path}.element", data_type.elementType)
-    elif isinstance(data_type, MapType):
+    elif isinstance(data_type, T.MapType):
         if not data_type.valueContainsNull:
             raise OptionError(f"the schema has {path} with values that are NOT NULL, but a record may lack one")
         _check_type(f"{path}.key", data_type.keyType)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from klamm.spark.pipelines.files.parsing import Pipeline
+    from klamm.spark.pipelines.files.pipeline import Pipeline
 
 _POLL_S = 0.25
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

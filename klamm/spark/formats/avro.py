@@ -1,8 +1,8 @@
 """The format `avro`: a datum without a container in each record, as Spark's `from_avro` reads it.
 
-fastavro decodes one datum at a time. It is given the writer's schema, and the part of it that is wanted, both without
-names, logical types and defaults; so it skips the other fields, and neither checks nor resolves anything. What the
-reader's schema makes of the values is decided here, once for each schema.
+fastavro decodes one datum at a time. It is given the writer's schema and, unless all of it is wanted, the part that is,
+both without names, logical types and defaults; so it skips the other fields, and neither checks nor resolves anything.
+What the reader's schema makes of the values is decided here, once for each schema.
 
 What must stay true:
 - A schema by which a few bytes could cost much is refused (`avro_schemas.require_bounded`), also when it came from a
@@ -81,7 +81,9 @@ class AvroDecoder:
         if not self._is_record:
             # fastavro parses any schema but a record's again for each datum.
             whole, part = _in_record("whole", whole), _in_record("part", part)
-        self._whole, self._chosen = fastavro.parse_schema(whole), fastavro.parse_schema(part)
+        self._whole = fastavro.parse_schema(whole)
+        # Reading without a second schema takes half of the time.
+        self._chosen = None if chosen.is_whole else fastavro.parse_schema(part)
 
     def decode(self, data: pa.Array) -> Decoded:
         return in_chunks(data, self._type, self._decode)
@@ -106,10 +108,14 @@ class AvroDecoder:
 
 
 class _Chosen(NamedTuple):
-    """What is read of a writer's type: a part of its schema for fastavro, and the builder of the values."""
+    """What is read of a writer's type: a part of its schema for fastavro, and the builder of the values.
+
+    - `is_whole`: the part has all that was written, and nothing is promoted.
+    """
 
     schema: Any
     builder: Builder
+    is_whole: bool
 
 
 class _Resolution:
@@ -161,7 +167,8 @@ class _Resolution:
         if not kept:
             raise refused
         builders = [each.builder for each in kept if each.schema != "null"]
-        return _Chosen([each.schema for each in kept], builders[0] if builders else kept[0].builder)
+        is_whole = len(kept) == len(writer.branches) and all(each.is_whole for each in kept)
+        return _Chosen([each.schema for each in kept], builders[0] if builders else kept[0].builder, is_whole)
 
     def _read(
         self,
@@ -173,7 +180,7 @@ class _Resolution:
         among_numbers: bool = False,
     ) -> _Chosen:
         if writer.kind == "null" and may_be_null:
-            return _Chosen("null", building.nulls(data_type))
+            return _Chosen("null", building.nulls(data_type), True)
         if wanted is None:
             raise _not_readable(writer, "null")
         if wanted.kind == "record":
@@ -188,6 +195,7 @@ class _Resolution:
         if writer.kind != "record":
             raise _not_readable(writer, "record")
         chosen: dict[int, Any] = {}
+        is_whole = True
         builders: list[tuple[Callable[[Any], Any], Builder]] = []
         for index in range(data_type.num_fields):
             name, field_type = data_type.field(index).name, data_type.field(index).type
@@ -205,9 +213,10 @@ class _Resolution:
                 raise SchemaError(f"the Avro schema reads the field {written_field.name} twice")
             part = self.read(written_field.type, field.type, field_type)
             chosen[number] = {"name": f"f{number}", "type": part.schema}
+            is_whole &= part.is_whole
             builders.append((itemgetter(f"f{number}"), part.builder))
         schema = _named(writer, self._part_name(writer), list(chosen.values()))
-        return _Chosen(schema, building.struct(data_type, builders))
+        return _Chosen(schema, building.struct(data_type, builders), is_whole and len(chosen) == len(writer.fields))
 
     def _list(self, writer: AvroType, reader: AvroType, items: AvroType, data_type: pa.DataType) -> _Chosen:
         is_map = reader.kind == "map"
@@ -218,24 +227,24 @@ class _Resolution:
             raise _not_readable(writer, reader.kind)
         part = self.read(writer.items, items, data_type.item_type if is_map else data_type.value_type)
         if is_map:
-            return _Chosen(
-                _items(writer, part.schema), building.pairs(data_type, building.simple(pa.string()), part.builder)
-            )
-        return _Chosen(_items(writer, part.schema), building.items(data_type, part.builder))
+            builder = building.pairs(data_type, building.simple(pa.string()), part.builder)
+        else:
+            builder = building.items(data_type, part.builder)
+        return _Chosen(_items(writer, part.schema), builder, part.is_whole)
 
     def _simple(self, writer: AvroType, reader: AvroType, data_type: pa.DataType, *, among_numbers: bool) -> _Chosen:
-        convert = _conversion(writer, reader, data_type)
+        builder = building.simple(data_type, _conversion(writer, reader, data_type))
         if writer.kind != reader.kind:
             if reader.kind not in _PROMOTIONS.get(writer.kind, ()):
                 raise _not_readable(writer, reader.kind)
-            return _Chosen(reader.kind, building.simple(data_type, convert))
+            return _Chosen(reader.kind, builder, False)
         if not writer.name:
-            return _Chosen(writer.kind, building.simple(data_type, convert))
+            return _Chosen(writer.kind, builder, True)
         if writer.size != reader.size or not _is_named(writer, reader):
             raise SchemaError(f"the Avro schema cannot read the {writer.kind} {writer.name} as {reader.name}")
         if writer.kind == "enum" and not among_numbers:
-            return _Chosen("int", building.simple(data_type, convert))
-        return _Chosen(_named(writer, self._part_name(writer), []), building.simple(data_type, convert))
+            return _Chosen("int", builder, True)
+        return _Chosen(_named(writer, self._part_name(writer), []), builder, True)
 
     def _name(self, found: AvroType) -> str:
         return self._names.setdefault(id(found), f"T{len(self._names)}")

@@ -26,6 +26,8 @@ from klamm.spark.formats.strings import utf8
 _INTEGERS: dict[pa.DataType, int] = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?", re.ASCII)
+# What Arrow reads and Java means the same.
+_COMMON_INTEGER, _COMMON_FLOAT = r"^-?\d+$", r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$"
 _BLANK = "".join(map(chr, range(33)))
 
 
@@ -149,14 +151,14 @@ class CsvDecoder:
             return lambda values: (values.cast(pa.binary()), None)
         if data_type in _INTEGERS:
             bits = _INTEGERS[data_type]
-            return lambda values: _fast(values, data_type, lambda text: _integer(text, bits))
+            return lambda values: _fast(values, data_type, _COMMON_INTEGER, lambda text: _integer(text, bits))
         if data_type in (pa.float32(), pa.float64()):
             names = {
                 self._settings.get("nanValue", "NaN"): float("nan"),
                 self._settings.get("positiveInf", "Inf"): float("inf"),
                 self._settings.get("negativeInf", "-Inf"): float("-inf"),
             }
-            return lambda values: texts.each(values, data_type, lambda text: _float(text, names))
+            return lambda values: _fast(values, data_type, _COMMON_FLOAT, lambda text: _float(text, names))
         if pa.types.is_boolean(data_type):
             return lambda values: texts.each(values, data_type, lambda text: _BOOLEANS.get(text.lower()))
         if pa.types.is_decimal(data_type) or pa.types.is_timestamp(data_type) or pa.types.is_date32(data_type):
@@ -172,14 +174,12 @@ def separator(settings: Mapping[str, str]) -> str:
     return {"\\t": "\t", "\\|": "|", "\\\\": "\\"}.get(text, text)
 
 
-def _fast(values: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any]) -> tuple[pa.Array, Mask | None]:
+def _fast(
+    values: pa.Array, data_type: pa.DataType, common: str, convert: Callable[[str], Any]
+) -> tuple[pa.Array, Mask | None]:
     """All texts by Arrow, or one by one: Java takes a plus sign, and Arrow takes 0x1F."""
-    try:
-        if pc.any(pc.match_substring_regex(values, "[xX]")).as_py():
-            return texts.each(values, data_type, convert)
-        return values.cast(data_type), None
-    except pa.ArrowInvalid:
-        return texts.each(values, data_type, convert)
+    made = texts.cast_common(values, data_type, common)
+    return texts.each(values, data_type, convert) if made is None else (made, None)
 
 
 def _integer(text: str, bits: int) -> int | None:

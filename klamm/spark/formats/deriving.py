@@ -8,80 +8,61 @@ Source: org.apache.spark.sql.avro.SchemaConverters.
 import json
 from typing import Any
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    MapType,
-    NullType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types as T
 
-_AVRO: dict[type[DataType], Any] = {
-    BooleanType: "boolean",
-    ByteType: "int",
-    ShortType: "int",
-    IntegerType: "int",
-    LongType: "long",
-    FloatType: "float",
-    DoubleType: "double",
-    StringType: "string",
-    BinaryType: "bytes",
-    NullType: "null",
-    DateType: {"type": "int", "logicalType": "date"},
-    TimestampType: {"type": "long", "logicalType": "timestamp-micros"},
-    TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
+_AVRO: dict[type[T.DataType], Any] = {
+    T.BooleanType: "boolean",
+    T.ByteType: "int",
+    T.ShortType: "int",
+    T.IntegerType: "int",
+    T.LongType: "long",
+    T.FloatType: "float",
+    T.DoubleType: "double",
+    T.StringType: "string",
+    T.BinaryType: "bytes",
+    T.NullType: "null",
+    T.DateType: {"type": "int", "logicalType": "date"},
+    T.TimestampType: {"type": "long", "logicalType": "timestamp-micros"},
+    T.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
 }
-_JSON: dict[type[DataType], Any] = {
-    BooleanType: {"type": "boolean"},
-    ByteType: {"type": "integer"},
-    ShortType: {"type": "integer"},
-    IntegerType: {"type": "integer"},
-    LongType: {"type": "integer"},
-    DecimalType: {"type": "number"},
+_JSON: dict[type[T.DataType], Any] = {
+    T.BooleanType: {"type": "boolean"},
+    T.ByteType: {"type": "integer"},
+    T.ShortType: {"type": "integer"},
+    T.IntegerType: {"type": "integer"},
+    T.LongType: {"type": "integer"},
+    T.DecimalType: {"type": "number"},
     # NaN and the infinities are written as strings.
-    FloatType: {"type": ["number", "string"]},
-    DoubleType: {"type": ["number", "string"]},
-    StringType: {"type": "string"},
-    BinaryType: {"type": "string", "contentEncoding": "base64"},
-    NullType: {"type": "null"},
-    DateType: {"type": "string", "format": "date"},
-    TimestampType: {"type": "string", "format": "date-time"},
-    TimestampNTZType: {"type": "string"},
+    T.FloatType: {"type": ["number", "string"]},
+    T.DoubleType: {"type": ["number", "string"]},
+    T.StringType: {"type": "string"},
+    T.BinaryType: {"type": "string", "contentEncoding": "base64"},
+    T.NullType: {"type": "null"},
+    T.DateType: {"type": "string", "format": "date"},
+    T.TimestampType: {"type": "string", "format": "date-time"},
+    T.TimestampNTZType: {"type": "string"},
 }
 
 
-def avro_schema(data_type: DataType) -> str:
+def avro_schema(data_type: T.DataType) -> str:
     """The schema that `to_avro` derives for a column of this type that is never null. Raises ValueError."""
     return json.dumps(_avro(data_type, False, "topLevelRecord", ""))
 
 
-def _avro(data_type: DataType, nullable: bool, name: str, namespace: str) -> Any:
+def _avro(data_type: T.DataType, nullable: bool, name: str, namespace: str) -> Any:
     found: Any
     below = f"{namespace}.{name}" if namespace else name
-    if isinstance(data_type, StructType):
+    if isinstance(data_type, T.StructType):
         fields = [
             {"name": field.name, "type": _avro(field.dataType, field.nullable, field.name, below)}
             for field in data_type.fields
         ]
         found = {"type": "record", "name": name, **({"namespace": namespace} if namespace else {}), "fields": fields}
-    elif isinstance(data_type, ArrayType):
+    elif isinstance(data_type, T.ArrayType):
         found = {"type": "array", "items": _avro(data_type.elementType, data_type.containsNull, name, namespace)}
-    elif isinstance(data_type, MapType) and isinstance(data_type.keyType, StringType):
+    elif isinstance(data_type, T.MapType) and isinstance(data_type.keyType, T.StringType):
         found = {"type": "map", "values": _avro(data_type.valueType, data_type.valueContainsNull, name, namespace)}
-    elif isinstance(data_type, DecimalType):
+    elif isinstance(data_type, T.DecimalType):
         found = {
             "type": "fixed",
             "name": "fixed",
@@ -106,21 +87,21 @@ def _fixed_size(precision: int) -> int:
     return size
 
 
-def json_schema(data_type: DataType) -> str:
+def json_schema(data_type: T.DataType) -> str:
     """A JSON Schema of the documents that are written. Fields that may be null are optional. Raises ValueError."""
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **_json(data_type)})
 
 
-def _json(data_type: DataType) -> dict[str, Any]:
-    if isinstance(data_type, StructType):
+def _json(data_type: T.DataType) -> dict[str, Any]:
+    if isinstance(data_type, T.StructType):
         return {
             "type": "object",
             "properties": {field.name: _json_or_null(field.dataType, field.nullable) for field in data_type.fields},
             "required": [field.name for field in data_type.fields if not field.nullable],
         }
-    if isinstance(data_type, ArrayType):
+    if isinstance(data_type, T.ArrayType):
         return {"type": "array", "items": _json_or_null(data_type.elementType, data_type.containsNull)}
-    if isinstance(data_type, MapType):
+    if isinstance(data_type, T.MapType):
         values = _json_or_null(data_type.valueType, data_type.valueContainsNull)
         return {"type": "object", "additionalProperties": values}
     if type(data_type) in _JSON:
@@ -129,9 +110,9 @@ def _json(data_type: DataType) -> dict[str, Any]:
     raise ValueError(f"the type {data_type.simpleString()} has no counterpart in JSON")
 
 
-def _json_or_null(data_type: DataType, nullable: bool) -> dict[str, Any]:
+def _json_or_null(data_type: T.DataType, nullable: bool) -> dict[str, Any]:
     found = _json(data_type)
-    if not nullable or isinstance(data_type, NullType):
+    if not nullable or isinstance(data_type, T.NullType):
         return found
     types = found["type"] if isinstance(found["type"], list) else [found["type"]]
     return {**found, "type": [*types, "null"]}

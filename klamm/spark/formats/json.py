@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.spark.formats import json_kernels as kernels
+from klamm.spark.formats import json_tokens as tokens
 from klamm.spark.formats.coding import Decoded, Mask, in_chunks
 from klamm.spark.formats.settings import ColumnFormat
 from klamm.spark.formats.strings import utf8
@@ -37,20 +38,20 @@ FIRST_VALUES, KEPT_VALUES = 64 * 1024, 512 * 1024
 LONGEST_ESCAPED_NAME_BYTES = 4096
 
 _FLAGS = {
-    "allowComments": (kernels.COMMENTS, False),
-    "allowUnquotedFieldNames": (kernels.UNQUOTED_NAMES, False),
-    "allowSingleQuotes": (kernels.SINGLE_QUOTES, True),
-    "allowNumericLeadingZeros": (kernels.LEADING_ZEROS, False),
-    "allowNonNumericNumbers": (kernels.NOT_NUMBERS, True),
-    "allowBackslashEscapingAnyCharacter": (kernels.ANY_ESCAPE, False),
-    "allowUnquotedControlChars": (kernels.CONTROL, False),
+    "allowComments": (tokens.COMMENTS, False),
+    "allowUnquotedFieldNames": (tokens.UNQUOTED_NAMES, False),
+    "allowSingleQuotes": (tokens.SINGLE_QUOTES, True),
+    "allowNumericLeadingZeros": (tokens.LEADING_ZEROS, False),
+    "allowNonNumericNumbers": (tokens.NOT_NUMBERS, True),
+    "allowBackslashEscapingAnyCharacter": (tokens.ANY_ESCAPE, False),
+    "allowUnquotedControlChars": (tokens.CONTROL, False),
 }
 _REASONS = {
     kernels.SYNTAX: "not valid JSON",
     kernels.TRUNCATED: "the JSON document does not end",
     kernels.NO_OBJECT: "not a JSON object",
     kernels.TOO_DEEP: f"the JSON document is nested deeper than {kernels.MAX_DEPTH}",
-    kernels.TOO_LONG_NUMBER: f"a number has more than {kernels.MAX_DIGITS} digits",
+    kernels.TOO_LONG_NUMBER: f"a number has more than {tokens.MAX_DIGITS} digits",
     kernels.WRONG_TYPE: "a field has a value of another type than in the schema",
     kernels.FULL: f"the JSON document has more than {MAX_VALUES} values of the schema",
 }
@@ -264,7 +265,7 @@ class _Columns:
         opened = np.full(length, -1, np.int64)
         opened[found.slots] = found.at
         valid = np.zeros(length, np.bool_)
-        valid[found.slots] = found.found == kernels.OPENED
+        valid[found.slots] = found.found == tokens.OPENED
         children = [self.make(child, length, opened) for child in node.children]
         return pa.Array.from_buffers(node.type, length, [_validity(valid)], children=children)
 
@@ -272,9 +273,9 @@ class _Columns:
         sizes, firsts = np.zeros(length, np.int64), np.zeros(length, np.int64)
         valid = np.zeros(length, np.bool_)
         # A list has been opened before its elements, and is on the tape when it ends; a null is there at once.
-        sizes[found.slots] = np.where(found.found == kernels.ELEMENTS, found.second, 0)
-        firsts[found.slots] = np.where(found.found == kernels.ELEMENTS, found.first, 0)
-        valid[found.slots] = found.found == kernels.ELEMENTS
+        sizes[found.slots] = np.where(found.found == tokens.ELEMENTS, found.second, 0)
+        firsts[found.slots] = np.where(found.found == tokens.ELEMENTS, found.first, 0)
+        valid[found.slots] = found.found == tokens.ELEMENTS
         elements = int(self._counts[node.number])
         children = [self.make(child, elements) for child in node.children]
         offsets = np.zeros(length + 1, np.int32)
@@ -299,13 +300,13 @@ class _Columns:
         numbers = texts.view(pa.string()).cast(node.type)
         kinds = np.zeros(len(texts), np.int8)
         kinds[found.slots] = found.found
-        special = np.isin(kinds, (kernels.NOT_A_NUMBER, kernels.INFINITE, kernels.MINUS_INFINITE))
+        special = np.isin(kinds, (tokens.NOT_A_NUMBER, tokens.INFINITE, tokens.MINUS_INFINITE))
         if not special.any():
             return numbers
         values = np.array(numbers.fill_null(0).to_numpy())
-        values[kinds == kernels.NOT_A_NUMBER] = np.nan
-        values[kinds == kernels.INFINITE] = np.inf
-        values[kinds == kernels.MINUS_INFINITE] = -np.inf
+        values[kinds == tokens.NOT_A_NUMBER] = np.nan
+        values[kinds == tokens.INFINITE] = np.inf
+        values[kinds == tokens.MINUS_INFINITE] = -np.inf
         valid = special | np.asarray(numbers.is_valid().to_numpy(zero_copy_only=False), np.bool_)
         return pa.Array.from_buffers(node.type, len(values), [_validity(valid), pa.py_buffer(values)])
 
@@ -315,9 +316,9 @@ class _Columns:
             rows = np.zeros(len(texts), np.int64)
             rows[found.slots] = found.rows
             self.wrong_rows.append(rows[wrong])
-        if node.kind == kernels.TIMESTAMP and (found.found == kernels.VALUE).any():
+        if node.kind == kernels.TIMESTAMP and (found.found == tokens.VALUE).any():
             seconds, is_number = _spread(found, len(texts))
-            is_number[found.slots] = found.found == kernels.VALUE
+            is_number[found.slots] = found.found == tokens.VALUE
             made = pc.if_else(pa.array(is_number), pa.array(seconds * 1_000_000).cast(node.type), made)
         return made
 
@@ -326,9 +327,7 @@ class _Columns:
         kinds = np.zeros(length, np.int8)
         starts, ends = np.zeros(length, np.int64), np.zeros(length, np.int64)
         kinds[found.slots], starts[found.slots], ends[found.slots] = found.found, found.first, found.second
-        is_text = (
-            (kinds == kernels.PLAIN) | (kinds == kernels.ESCAPED) | (kinds == kernels.RAW) | (kinds == kernels.NUMBER)
-        )
+        is_text = (kinds == tokens.PLAIN) | (kinds == tokens.ESCAPED) | (kinds == tokens.RAW) | (kinds == tokens.NUMBER)
         size = int((ends - starts)[is_text].sum())
         out, offsets = np.empty(size, np.uint8), np.empty(length + 1, np.int32)
         used = kernels.gather(self._content, kinds, starts, ends, offsets, out)
@@ -372,7 +371,7 @@ def _spread(found: _Found, length: int) -> tuple[Numbers, Mask]:
     """(values, whether there is one) of each slot."""
     values, valid = np.zeros(length, np.int64), np.zeros(length, np.bool_)
     values[found.slots] = found.first
-    valid[found.slots] = found.found == kernels.VALUE
+    valid[found.slots] = found.found == tokens.VALUE
     return values, valid
 
 

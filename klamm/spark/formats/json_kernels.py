@@ -1,8 +1,8 @@
 """The loops that find the wanted values in JSON documents, compiled by numba.
 
-`scan` walks each document once, byte by byte, checks its grammar as Jackson does for Spark's `from_json`, and notes
-where the wanted values are: on a tape of (node of the schema, slot, kind, two numbers, row). `gather` copies texts from
-there. `json.py` is the only user and makes columns of the tape.
+`scan` walks each document once, token by token (`json_tokens.py`), checks its grammar as Jackson does for Spark's
+`from_json`, and notes where the wanted values are: on a tape of (node of the schema, slot, kind, two numbers, row).
+`gather` copies texts from there. `json.py` is the only user and makes columns of the tape.
 
 What must stay true:
 - Compiled code checks no index. Each loop compares a position with the end of its document before it reads there.
@@ -16,12 +16,34 @@ Source: com.fasterxml.jackson.core.json.ReaderBasedJsonParser; org.apache.spark.
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from klamm.base.compiling import compiled, inlined
 from klamm.base.memcpy import copy_bytes
+from klamm.spark.formats.json_tokens import (
+    APOSTROPHE,
+    ELEMENTS,
+    ESCAPED,
+    NOT_NUMBERS,
+    NOTHING,
+    NULL,
+    NUMBER,
+    OPENED,
+    PLAIN,
+    QUOTE,
+    RAW,
+    SINGLE_QUOTES,
+    UNQUOTED_NAMES,
+    VALUE,
+    after_space,
+    integer,
+    is_digit,
+    is_special,
+    is_word,
+    number_end,
+    text_end,
+    unescape,
+)
 
 # The kinds of a schema's nodes.
 STRUCT, LIST, MAP, TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL, BYTES, TIMESTAMP, DATE = range(11)
@@ -29,31 +51,17 @@ STRUCT, LIST, MAP, TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL, BYTES, TIMESTAMP, DAT
 # it begins, its size - 1), where its own name is, and the smallest and largest integer.
 KIND, CHILD, CHILDREN, TABLE, TABLE_MASK, NAME_START, NAME_END, LOWEST, HIGHEST = range(9)
 NODE_FIELDS = 9
-# The fields of the tape, and the kinds of what is on it. For a text, a number and raw JSON, A and B are where it begins
-# and ends; for an integer or boolean, A is its value; for a list or map, A is its first element's slot, B their number.
+# The fields of the tape. For a text, a number and raw JSON, A and B are where it begins and ends; for an integer or
+# boolean, A is its value; for a list or map, A is its first element's slot, B their number.
 NODE, SLOT, FOUND, A, B, ROW = range(6)
 TAPE_FIELDS = 6
-NOTHING, NULL, VALUE, PLAIN, ESCAPED, NUMBER, NOT_A_NUMBER, INFINITE, MINUS_INFINITE, RAW, OPENED, ELEMENTS = range(12)
-
-# What Jackson may be told to allow.
-COMMENTS, UNQUOTED_NAMES, SINGLE_QUOTES, LEADING_ZEROS, NOT_NUMBERS, ANY_ESCAPE, CONTROL = (
-    1 << bit for bit in range(7)
-)
 
 # The statuses of a document.
 FINE, EMPTY, SYNTAX, TRUNCATED, NO_OBJECT, TOO_DEEP, TOO_LONG_NUMBER, WRONG_TYPE, FULL = range(9)
 MAX_DEPTH = 1000
-MAX_DIGITS = 1000
 # The fields of an entry of the stack.
 _IS_ARRAY, _NODE, _SLOT, _FIRST, _CAPTURE = range(5)
 STACK_FIELDS = 5
-
-_ONES = np.uint64(0x0101010101010101)
-_HIGHS = np.uint64(0x8080808080808080)
-_BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
-_SPACES = np.uint64(0x2020202020202020)
-_NO_BITS = np.uint64(0)
-_QUOTE, _APOSTROPHE, _BACKSLASH = 0x22, 0x27, 0x5C
 
 _read = types.Array(types.uint8, 1, "C", readonly=True)
 _nodes = types.Array(types.int64, 2, "C", readonly=True)
@@ -65,250 +73,6 @@ _int32s = types.int32[::1]
 _int64s = types.int64[::1]
 _tape = types.int64[:, ::1]
 _number = types.int64
-
-
-@intrinsic
-def _load64(typing_context: Any, data: Any, position: Any) -> Any:
-    """Eight bytes as a little-endian number. Bounds are not checked."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        pointer = builder.gep(array.data, [arguments[1]])
-        loaded = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
-        loaded.align = 1
-        return loaded
-
-    return types.uint64(data, types.int64), generate
-
-
-@inlined
-def _is_digit(byte: Any) -> bool:
-    return 48 <= byte <= 57
-
-
-@inlined
-def _after_digits(data: Any, position: Any, end: Any) -> Any:
-    while position < end and _is_digit(data[position]):
-        position += 1
-    return position
-
-
-@inlined
-def _hex(byte: Any) -> Any:
-    """The value of a hexadecimal digit, -1 for another byte."""
-    if 48 <= byte <= 57:
-        return byte - 48
-    if 65 <= byte <= 70:
-        return byte - 55
-    if 97 <= byte <= 102:
-        return byte - 87
-    return -1
-
-
-@inlined
-def _text_end(data: Any, position: Any, end: Any, quote: Any, flags: Any) -> tuple[Any, Any]:
-    """(where the closing quote is, whether there are escapes); -1 where the text is wrong, -2 where it does not end."""
-    escaped = False
-    quotes = _ONES * np.uint64(quote)
-    while True:
-        while position + 8 <= end:
-            word = _load64(data, position)
-            to_quote, to_backslash = word ^ quotes, word ^ _BACKSLASHES
-            special = ((to_quote - _ONES) & ~to_quote) | ((to_backslash - _ONES) & ~to_backslash)
-            if (special | ((word - _SPACES) & ~word)) & _HIGHS != _NO_BITS:
-                break
-            position += 8
-        while position < end and data[position] >= 0x20 and data[position] != quote and data[position] != _BACKSLASH:
-            position += 1
-        if position >= end:
-            return -2, escaped
-        byte = data[position]
-        if byte == quote:
-            return position, escaped
-        if byte == _BACKSLASH:
-            escaped = True
-            if position + 1 >= end:
-                return -2, escaped
-            byte = data[position + 1]
-            if byte == 0x75:
-                if position + 6 > end:
-                    return -2, escaped
-                for digit in range(position + 2, position + 6):
-                    if _hex(data[digit]) < 0:
-                        return -1, escaped
-                position += 6
-                continue
-            known = (
-                byte == _QUOTE or byte == _BACKSLASH or byte == 0x2F or byte == 0x62
-                or byte == 0x66 or byte == 0x6E or byte == 0x72 or byte == 0x74
-            )  # fmt: skip
-            if not (known or flags & ANY_ESCAPE or (byte == _APOSTROPHE and flags & SINGLE_QUOTES)):
-                return -1, escaped
-            position += 2
-        elif flags & CONTROL:
-            position += 1
-        else:
-            return -1, escaped
-
-
-@inlined
-def _is_word(data: Any, position: Any, end: Any, word: Any) -> bool:
-    """Whether these bytes are there, and no letter or digit behind them."""
-    if position + len(word) > end:
-        return False
-    for index in range(len(word)):
-        if data[position + index] != word[index]:
-            return False
-    if position + len(word) == end:
-        return True
-    byte = data[position + len(word)]
-    return not (_is_digit(byte) or 65 <= byte <= 90 or 97 <= byte <= 122 or byte == 95 or byte == 36 or byte >= 0x80)
-
-
-@inlined
-def _number_end(data: Any, position: Any, end: Any, flags: Any) -> tuple[Any, Any, Any]:
-    """(position after a number, -1 for none and -2 for one too long; its kind; whether it is an integer)."""
-    byte = data[position]
-    start = position
-    if byte == 0x2D or byte == 0x2B:
-        position += 1
-        if position >= end:
-            return -1, NUMBER, False
-        if data[position] == 0x49:
-            found = MINUS_INFINITE if byte == 0x2D else INFINITE
-            if flags & NOT_NUMBERS and _is_word(data, position, end, (0x49, 0x4E, 0x46)):
-                return position + 3, found, False
-            if flags & NOT_NUMBERS and _is_word(data, position, end, (0x49, 0x6E, 0x66, 0x69, 0x6E, 0x69, 0x74, 0x79)):
-                return position + 8, found, False
-            return -1, NUMBER, False
-        if byte == 0x2B:
-            return -1, NUMBER, False
-    elif byte == 0x4E:
-        if flags & NOT_NUMBERS and _is_word(data, position, end, (0x4E, 0x61, 0x4E)):
-            return position + 3, NOT_A_NUMBER, False
-        return -1, NUMBER, False
-    elif byte == 0x49:
-        if flags & NOT_NUMBERS and _is_word(data, position, end, (0x49, 0x6E, 0x66, 0x69, 0x6E, 0x69, 0x74, 0x79)):
-            return position + 8, INFINITE, False
-        return -1, NUMBER, False
-    if not _is_digit(data[position]):
-        return -1, NUMBER, False
-    if data[position] == 0x30 and position + 1 < end and _is_digit(data[position + 1]) and not flags & LEADING_ZEROS:
-        return -1, NUMBER, False
-    marks = position - start
-    position = _after_digits(data, position, end)
-    is_integer = True
-    if position < end and data[position] == 0x2E:
-        is_integer = False
-        marks += 1
-        position += 1
-        first = position
-        position = _after_digits(data, position, end)
-        if position == first:
-            return -1, NUMBER, False
-    if position < end and (data[position] == 0x65 or data[position] == 0x45):
-        is_integer = False
-        marks += 1
-        position += 1
-        if position < end and (data[position] == 0x2D or data[position] == 0x2B):
-            marks += 1
-            position += 1
-        first = position
-        position = _after_digits(data, position, end)
-        if position == first:
-            return -1, NUMBER, False
-    if position - start - marks > MAX_DIGITS:
-        return -2, NUMBER, False
-    return position, NUMBER, is_integer
-
-
-@inlined
-def _integer(data: Any, start: Any, end: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
-    """(an integer's value, whether it lies within these bounds)."""
-    negative = data[start] == 0x2D
-    value = np.int64(0)
-    # Downwards, because there is one negative number more.
-    limit = -(2**63)
-    for position in range(start + 1 if negative else start, end):
-        digit = np.int64(data[position] - 48)
-        if value < (limit + digit) // 10:
-            return 0, False
-        if value * 10 < limit + digit:
-            return 0, False
-        value = value * 10 - digit
-    if not negative:
-        if value == limit:
-            return 0, False
-        value = -value
-    return value, lowest <= value <= highest
-
-
-@inlined
-def _unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
-    """Copies a text without its escapes, which takes no more room. Returns the position after it."""
-    position = start
-    while position < end:
-        byte = data[position]
-        if byte != _BACKSLASH:
-            out[at] = byte
-            at += 1
-            position += 1
-            continue
-        byte = data[position + 1]
-        if byte != 0x75:
-            if byte == 0x62:
-                byte = 8
-            elif byte == 0x66:
-                byte = 12
-            elif byte == 0x6E:
-                byte = 10
-            elif byte == 0x72:
-                byte = 13
-            elif byte == 0x74:
-                byte = 9
-            out[at] = byte
-            at += 1
-            position += 2
-            continue
-        code = 0
-        for digit in range(position + 2, position + 6):
-            code = code * 16 + _hex(data[digit])
-        position += 6
-        if (
-            0xD800 <= code < 0xDC00
-            and position + 6 <= end
-            and data[position] == _BACKSLASH
-            and data[position + 1] == 0x75
-        ):
-            low = 0
-            for digit in range(position + 2, position + 6):
-                low = low * 16 + _hex(data[digit])
-            if 0xDC00 <= low < 0xE000:
-                code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
-                position += 6
-        if code < 0x80:
-            out[at] = code
-            at += 1
-        elif code < 0x800:
-            out[at] = 0xC0 | code >> 6
-            out[at + 1] = 0x80 | code & 0x3F
-            at += 2
-        elif 0xD800 <= code < 0xE000:
-            # Half of a pair, which Java writes so.
-            out[at] = 0x3F
-            at += 1
-        elif code < 0x10000:
-            out[at] = 0xE0 | code >> 12
-            out[at + 1] = 0x80 | code >> 6 & 0x3F
-            out[at + 2] = 0x80 | code & 0x3F
-            at += 3
-        else:
-            out[at] = 0xF0 | code >> 18
-            out[at + 1] = 0x80 | code >> 12 & 0x3F
-            out[at + 2] = 0x80 | code >> 6 & 0x3F
-            out[at + 3] = 0x80 | code & 0x3F
-            at += 4
-    return at
 
 
 def name_hash(first: Any, early: Any, middle: Any, late: Any, last: Any, size: Any) -> Any:
@@ -348,61 +112,6 @@ def _child(data: Any, start: Any, end: Any, nodes: Any, names: Any, hashes: Any,
         place = (place + 1) & mask
 
 
-@inlined
-def _after_comment(data: Any, position: Any, end: Any) -> Any:
-    """The position after a comment that begins here; -1 where none begins, -2 where it does not end."""
-    if position + 1 >= end:
-        return -1
-    if data[position + 1] == 0x2F:
-        position += 2
-        while position < end and data[position] != 10 and data[position] != 13:
-            position += 1
-        return position
-    if data[position + 1] == 0x2A:
-        position += 2
-        while position + 1 < end:
-            if data[position] == 0x2A and data[position + 1] == 0x2F:
-                return position + 2
-            position += 1
-        return -2
-    return -1
-
-
-@inlined
-def _after_space(data: Any, position: Any, end: Any, flags: Any) -> Any:
-    """Where the next token begins, or the end."""
-    while position < end:
-        byte = data[position]
-        if byte == 0x20 or byte == 10 or byte == 13 or byte == 9:
-            position += 1
-        elif byte == 0x2F and flags & COMMENTS:
-            after = _after_comment(data, position, end)
-            if after == -2:
-                return end
-            if after < 0:
-                return position
-            position = after
-        else:
-            return position
-    return position
-
-
-@inlined
-def _is_special(data: Any, start: Any, end: Any) -> Any:
-    """Which of the numbers that are no numbers a text names; NOTHING where it names none."""
-    if _is_word(data, start, end, (0x4E, 0x61, 0x4E)) and end - start == 3:
-        return NOT_A_NUMBER
-    sign = data[start]
-    found = MINUS_INFINITE if sign == 0x2D else INFINITE
-    if sign == 0x2D or sign == 0x2B:
-        start += 1
-        if _is_word(data, start, end, (0x49, 0x4E, 0x46)) and end - start == 3:
-            return found
-    if _is_word(data, start, end, (0x49, 0x6E, 0x66, 0x69, 0x6E, 0x69, 0x74, 0x79)) and end - start == 8:
-        return found
-    return NOTHING
-
-
 _AFTER, _KEY, _FIRST_KEY, _ITEM, _FIRST_ITEM, _MEMBER = range(6)
 
 
@@ -412,7 +121,7 @@ def _document(
     nodes: Any, names: Any, hashes: Any, tape: Any, used: Any, counts: Any, stack: Any, scratch: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """(status, length of the tape) after one document."""
-    position = _after_space(data, position, end, flags)
+    position = after_space(data, position, end, flags)
     if position >= end:
         return EMPTY, used
     if data[position] != 0x7B:
@@ -422,7 +131,7 @@ def _document(
     stack[0, _IS_ARRAY], stack[0, _NODE], stack[0, _SLOT], stack[0, _CAPTURE] = 0, 0, row, -1
     state, node, slot = _FIRST_KEY, -1, 0
     while True:
-        position = _after_space(data, position, end, flags)
+        position = after_space(data, position, end, flags)
         if position >= end:
             return TRUNCATED, used
         # A token needs two entries at most: the key of a map and its value.
@@ -432,16 +141,16 @@ def _document(
         if state == _KEY or state == _FIRST_KEY:
             if byte != 0x7D or state == _KEY:
                 escaped = False
-                if byte == _QUOTE or (byte == _APOSTROPHE and flags & SINGLE_QUOTES):
+                if byte == QUOTE or (byte == APOSTROPHE and flags & SINGLE_QUOTES):
                     start = position + 1
-                    stop, escaped = _text_end(data, start, end, byte, flags)
+                    stop, escaped = text_end(data, start, end, byte, flags)
                     if stop < 0:
                         return SYNTAX if stop == -1 else TRUNCATED, used
                     position = stop + 1
                 elif flags & UNQUOTED_NAMES:
                     start = position
                     while position < end and (
-                        _is_digit(data[position]) or 65 <= data[position] <= 90 or 97 <= data[position] <= 122
+                        is_digit(data[position]) or 65 <= data[position] <= 90 or 97 <= data[position] <= 122
                         or data[position] >= 0x80 or data[position] == 95 or data[position] == 36
                         or data[position] == 0x40 or data[position] == 0x23 or data[position] == 0x2A
                         or data[position] == 0x2B or data[position] == 0x2D
@@ -452,7 +161,7 @@ def _document(
                     stop = position
                 else:
                     return SYNTAX, used
-                position = _after_space(data, position, end, flags)
+                position = after_space(data, position, end, flags)
                 if position >= end:
                     return TRUNCATED, used
                 if data[position] != 0x3A:
@@ -475,7 +184,7 @@ def _document(
                         if not escaped:
                             node = _child(data, start, stop, nodes, names, hashes, parent)
                         elif stop - start <= len(scratch):
-                            size = _unescape(data, start, stop, scratch, 0)
+                            size = unescape(data, start, stop, scratch, 0)
                             node = _child(scratch, 0, size, nodes, names, hashes, parent)
                 state = _MEMBER
                 continue
@@ -514,9 +223,9 @@ def _document(
                 depth += 1
                 position += 1
                 state = _FIRST_ITEM if is_array else _FIRST_KEY
-            elif byte == _QUOTE or (byte == _APOSTROPHE and flags & SINGLE_QUOTES):
+            elif byte == QUOTE or (byte == APOSTROPHE and flags & SINGLE_QUOTES):
                 first = np.int64(position + 1)
-                stop, escaped = _text_end(data, position + 1, end, byte, flags)
+                stop, escaped = text_end(data, position + 1, end, byte, flags)
                 if stop < 0:
                     return SYNTAX if stop == -1 else TRUNCATED, used
                 position = stop + 1
@@ -526,7 +235,7 @@ def _document(
                     if kind == FLOAT:
                         found = NOTHING
                         if flags & NOT_NUMBERS and first < second and not escaped:
-                            found = _is_special(data, first, second)
+                            found = is_special(data, first, second)
                         if found == NOTHING:
                             return WRONG_TYPE, used
                     elif not (
@@ -534,7 +243,7 @@ def _document(
                         or (first < second and (kind == DECIMAL or kind == TIMESTAMP or kind == DATE))
                     ):  # fmt: skip
                         return WRONG_TYPE, used
-            elif byte == 0x74 and _is_word(data, position, end, (0x74, 0x72, 0x75, 0x65)):
+            elif byte == 0x74 and is_word(data, position, end, (0x74, 0x72, 0x75, 0x65)):
                 if kind >= 0 and kind != TEXT and kind != BOOLEAN:
                     return WRONG_TYPE, used
                 found = RAW if kind == TEXT else VALUE
@@ -542,18 +251,18 @@ def _document(
                     (np.int64(position), np.int64(position + 4)) if kind == TEXT else (np.int64(1), np.int64(0))
                 )
                 position += 4
-            elif byte == 0x66 and _is_word(data, position, end, (0x66, 0x61, 0x6C, 0x73, 0x65)):
+            elif byte == 0x66 and is_word(data, position, end, (0x66, 0x61, 0x6C, 0x73, 0x65)):
                 if kind >= 0 and kind != TEXT and kind != BOOLEAN:
                     return WRONG_TYPE, used
                 found = RAW if kind == TEXT else VALUE
                 if kind == TEXT:
                     first, second = np.int64(position), np.int64(position + 5)
                 position += 5
-            elif byte == 0x6E and _is_word(data, position, end, (0x6E, 0x75, 0x6C, 0x6C)):
+            elif byte == 0x6E and is_word(data, position, end, (0x6E, 0x75, 0x6C, 0x6C)):
                 found = NULL
                 position += 4
             else:
-                after, found, is_integer = _number_end(data, position, end, flags)
+                after, found, is_integer = number_end(data, position, end, flags)
                 if after < 0:
                     return SYNTAX if after == -1 else TOO_LONG_NUMBER, used
                 first, second = np.int64(position), np.int64(after)
@@ -566,7 +275,7 @@ def _document(
                 elif kind == INTEGER or (kind == TIMESTAMP and is_integer):
                     if not is_integer:
                         return WRONG_TYPE, used
-                    value, fits = _integer(data, first, second, nodes[node, LOWEST], nodes[node, HIGHEST])
+                    value, fits = integer(data, first, second, nodes[node, LOWEST], nodes[node, HIGHEST])
                     if not fits:
                         return WRONG_TYPE, used
                     found, first = VALUE, value
@@ -640,7 +349,7 @@ def gather(data: Any, found: Any, starts: Any, ends: Any, offsets: Any, out: Any
     for slot in range(len(found)):
         kind = found[slot]
         if kind == ESCAPED:
-            at = np.int64(_unescape(data, starts[slot], ends[slot], out, at))
+            at = np.int64(unescape(data, starts[slot], ends[slot], out, at))
         elif kind == PLAIN or kind == RAW or kind == NUMBER:
             size = ends[slot] - starts[slot]
             copy_bytes(out, at, data, starts[slot], size)

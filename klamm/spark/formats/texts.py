@@ -19,6 +19,7 @@ from klamm.spark.formats.coding import Mask
 _EXACT = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP, Emax=10**6, Emin=-(10**6), traps=[])
 # What Arrow reads and Spark's own form means the same: no zone but Z, no fraction beyond microseconds.
 _COMMON_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"
+_COMMON_DATE = r"^\d{4}-\d{2}-\d{2}$"
 # base64: what is skipped before a group of four, and groups of which the last one is padded.
 _SPACES, _ENDS_WITH_PADDING = re.compile("[\\0- ]+"), re.compile("[^=]+={0,2}|=+")
 # Java's BigInteger refuses larger ones, which would have more than 2**31 bits.
@@ -39,7 +40,8 @@ class Converter:
         if pa.types.is_timestamp(data_type):
             return self._timestamps(texts, data_type)
         if pa.types.is_date(data_type):
-            return each(texts, data_type, self._days)
+            common = cast_common(texts, data_type, _COMMON_DATE) if self._date is None else None
+            return each(texts, data_type, self._days) if common is None else (common, None)
         if pa.types.is_decimal(data_type):
             return each(texts, data_type, lambda text: to_decimal(text, data_type.precision, data_type.scale))
         if pa.types.is_binary(data_type):
@@ -57,16 +59,12 @@ class Converter:
     @staticmethod
     def _common(texts: pa.Array, data_type: pa.DataType, *, may_end_in_z: bool) -> pa.Array | None:
         """All the texts by Arrow's own loops, None if one is not in the common form."""
-        try:
-            plain = pc.utf8_rtrim(texts, characters="Z") if may_end_in_z else texts
-            longer = pc.subtract(pc.binary_length(texts), pc.binary_length(plain))
-            if not pc.all(pc.match_substring_regex(plain, _COMMON_TIMESTAMP)).as_py():
-                return None
-            if len(texts) and (pc.max(longer).as_py() or 0) > 1:
-                return None
-            return plain.cast(pa.timestamp("us")).cast(pa.int64()).cast(data_type)
-        except pa.ArrowInvalid:
+        plain = pc.utf8_rtrim(texts, characters="Z") if may_end_in_z else texts
+        longer = pc.subtract(pc.binary_length(texts), pc.binary_length(plain))
+        if len(texts) and (pc.max(longer).as_py() or 0) > 1:
             return None
+        made = cast_common(plain, pa.timestamp("us"), _COMMON_TIMESTAMP)
+        return None if made is None else made.cast(pa.int64()).cast(data_type)
 
     def _micros(self, text: str) -> int | None:
         if self._timestamp is None:
@@ -85,6 +83,14 @@ class Converter:
             return patterns.spark_date(text)
         found = patterns.by_pattern(self._date, text)
         return None if found is None else found[0]
+
+
+def cast_common(texts: pa.Array, data_type: pa.DataType, form: str) -> pa.Array | None:
+    """All the texts by Arrow's own loops, None if one does not have the form, or not a value of the type."""
+    try:
+        return texts.cast(data_type) if pc.all(pc.match_substring_regex(texts, form)).as_py() else None
+    except pa.ArrowInvalid:
+        return None
 
 
 def each(texts: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any | None]) -> tuple[pa.Array, Mask | None]:

@@ -15,6 +15,7 @@ from klamm.spark.formats.coding import make_decoder, make_encoder
 from klamm.spark.formats.deriving import avro_schema
 from klamm.spark.formats.settings import AVRO, ColumnFormat
 from support import oracles
+from support.spark.odd_records import AVRO_NUMBERS, AVRO_SCHEMA, AVRO_SEED, AVRO_TYPE, avro_records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.long
 
 # The newest that Maven Central has.
 SPARK_AVRO = ("org.apache.spark:spark-avro_2.13:4.1.1",)
-SEED = 12
 RECORDS = 5_000
 DDL = (
     "o boolean, i int, l bigint, f float, d double, s string, b binary, c decimal(20,3), n date, t timestamp,"
@@ -67,7 +67,7 @@ def rows(chance: random.Random) -> list[tuple[Any, ...]]:
 def test_avro_is_what_to_avro_makes_of_rows_and_from_avro_reads_back(spark: "SparkSession", avro: None) -> None:
     from pyspark.sql import functions as F
 
-    given = spark.createDataFrame(rows(random.Random(SEED)), DDL)
+    given = spark.createDataFrame(rows(random.Random(AVRO_SEED)), DDL)
     structs = given.select(F.struct("*").alias("value"))
     theirs = structs.selectExpr("value", "to_avro(value) AS data").coalesce(1).toArrow()
     value, data = (theirs.column(name).combine_chunks() for name in ("value", "data"))
@@ -80,72 +80,28 @@ def test_avro_is_what_to_avro_makes_of_rows_and_from_avro_reads_back(spark: "Spa
     assert list(map(repr, decoded.column.to_pylist())) == list(map(repr, value.to_pylist()))
 
 
-SCHEMA: dict[str, Any] = {
-    "type": "record",
-    "name": "R",
-    "fields": [
-        {"name": "s", "type": ["null", "string"]},
-        {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["X", "Y"]}},
-        {"name": "i", "type": "int"},
-        {"name": "a", "type": {"type": "array", "items": ["long", "null"]}},
-        {"name": "m", "type": {"type": "map", "values": "double"}},
-        {"name": "t", "type": {"type": "long", "logicalType": "timestamp-millis"}},
-    ],
-}
-# Times are numbers, of which any is one.
-NUMBERS = {**SCHEMA, "fields": [*SCHEMA["fields"][:-1], {"name": "t", "type": "long"}]}
-TYPE = pa.struct(
-    [
-        ("s", pa.string()),
-        ("e", pa.string()),
-        ("i", pa.int32()),
-        ("a", pa.list_(pa.int64())),
-        ("m", pa.map_(pa.string(), pa.float64())),
-        ("t", pa.timestamp("us", "UTC")),
-    ]
-)
-
-
-def damaged(chance: random.Random) -> bytes:
-    out = io.BytesIO()
-    row = {
-        "s": chance.choice((None, "text")),
-        "e": chance.choice("XY"),
-        "i": chance.choice((0, -1, 2**31 - 1)),
-        "a": chance.choice(([], [1, None])),
-        "m": chance.choice(({}, {"k": 0.5})),
-        "t": chance.choice((0, -1, 1_600_000_000_123)),
-    }
-    fastavro.schemaless_writer(out, NUMBERS, row)
-    data = bytearray(out.getvalue())
-    if chance.random() < 0.5:
-        data[chance.randrange(len(data))] = chance.choice((0, 1, 2, 3, 4, 0x7F, 0x80, 0xFF))
-    if chance.random() < 0.1:
-        del data[chance.randrange(len(data)) :]
-    return bytes(data)
-
-
 def is_known_difference(record: bytes, is_bad: bool, is_bad_for_spark: bool) -> bool:
     """Java drops the upper bits of an int, and fastavro counts an index below zero from the end."""
     if is_bad != is_bad_for_spark and is_bad:
         return any(record[at : at + 5] == b"\xfe\xff\xff\xff\x7f" for at in range(len(record)))
     again = io.BytesIO()
-    fastavro.schemaless_writer(again, NUMBERS, fastavro.schemaless_reader(io.BytesIO(record), NUMBERS))
+    fastavro.schemaless_writer(again, AVRO_NUMBERS, fastavro.schemaless_reader(io.BytesIO(record), AVRO_NUMBERS))
     return is_bad_for_spark and not record.startswith(again.getvalue())
 
 
 def test_damaged_avro_is_bad_where_from_avro_finds_it_bad(spark: "SparkSession", avro: None) -> None:
-    chance = random.Random(SEED)
-    records = [damaged(chance) for _ in range(RECORDS)]
+    records = avro_records(RECORDS)
     table = pa.table({"number": pa.array(range(len(records))), "value": pa.array(records, pa.binary())})
     frame = spark.createDataFrame(table).orderBy("number")
-    read = f"from_avro(value, '{json.dumps(SCHEMA)}', map('mode', 'PERMISSIVE'))"
+    read = f"from_avro(value, '{json.dumps(AVRO_SCHEMA)}', map('mode', 'PERMISSIVE'))"
     theirs = [row.text for row in frame.selectExpr(f"cast({read} AS string) AS text").collect()]
-    decoded = make_decoder(ColumnFormat("value", AVRO, json.dumps(SCHEMA)), TYPE).decode(pa.array(records, pa.binary()))
+    decoded = make_decoder(ColumnFormat("value", AVRO, json.dumps(AVRO_SCHEMA)), AVRO_TYPE).decode(
+        pa.array(records, pa.binary())
+    )
     ours_table = pa.table({"number": pa.array(range(len(records))), "found": decoded.column})
     ours = spark.createDataFrame(ours_table).orderBy("number").selectExpr("cast(found AS string) AS text").collect()
     # Where klamm has a null, `from_avro` has a struct of nulls.
-    nothing = f"{{{', '.join(['null'] * len(TYPE))}}}"
+    nothing = f"{{{', '.join(['null'] * len(AVRO_TYPE))}}}"
     different = [
         record
         for record, their, our in zip(records, theirs, ours, strict=True)

@@ -14,14 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.spark.pipelines.files.keys import json_schema
-from klamm.spark.pipelines.files.parsing import (
-    Pipeline,
-    PipelineFileError,
-    Template,
-    Variable,
-    hide_variables,
-    parse,
-)
+from klamm.spark.pipelines.files.parsing import PipelineFileError, hide_variables, parse
+from klamm.spark.pipelines.files.pipeline import Pipeline, Template, Variable
 from klamm.spark.pipelines.files.program import program
 from support.paths import ROOT
 

@@ -1,9 +1,5 @@
 """Structs as CSV: the same text as Spark's own `to_csv`, on generated rows."""
 
-import random
-from datetime import date, datetime, timedelta
-from decimal import Decimal
-
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
@@ -11,43 +7,7 @@ from pyspark.sql.types import StructType
 
 from klamm.spark.formats.encoders.csv import encoder
 from klamm.spark.formats.settings import ColumnFormat
-
-TEXTS = [
-    "",
-    "a",
-    "a,b",
-    'say "x"',
-    "back\\slash",
-    'a\\"b,',
-    " spaces ",
-    "two\nlines",
-    "a;b",
-    "é",
-    "\t",
-    "#x",
-    "'",
-    "a\rb",
-]
-
-
-def rows(count: int) -> list[tuple]:
-    chance = random.Random(11)
-    return [
-        tuple(
-            None if chance.random() < 0.2 else value
-            for value in (
-                chance.choice(TEXTS),
-                chance.randrange(-5, 5),
-                chance.choice([0.5, 1e10, -3.0]),
-                Decimal(chance.randrange(1000)).scaleb(-2),
-                chance.random() < 0.5,
-                date(2024, 1, 1) + timedelta(days=chance.randrange(500)),
-                datetime(2024, 1, 1) + timedelta(microseconds=chance.randrange(10**15)),
-                chance.choice(TEXTS),
-            )
-        )
-        for _ in range(count)
-    ]
+from support.spark.odd_records import CSV_ROW, csv_rows
 
 
 @pytest.mark.parametrize(
@@ -61,8 +21,7 @@ def rows(count: int) -> list[tuple]:
     ],
 )
 def test_generated_rows_are_written_as_to_csv_writes_them(spark, options: dict[str, str]) -> None:
-    ddl = "t string, i int, d double, p decimal(9,2), b boolean, day date, at timestamp, u string"
-    given = spark.createDataFrame(rows(500), StructType.fromDDL(ddl))
+    given = spark.createDataFrame(csv_rows(500), StructType.fromDDL(CSV_ROW))
     wanted = [row[0] for row in given.select(F.to_csv(F.struct("*"), options)).coalesce(1).collect()]
     column = given.select(F.struct("*").alias("value")).coalesce(1).toArrow().column("value").combine_chunks()
     encoded = encoder(ColumnFormat("value", "csv", settings=tuple(options.items())), column.type).encode(column)

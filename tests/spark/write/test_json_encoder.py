@@ -5,8 +5,7 @@ import json
 import math
 import random
 import struct
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -16,85 +15,13 @@ from pyspark.sql.types import StructType
 from klamm.spark.formats.encoders.json import encoder
 from klamm.spark.formats.settings import ColumnFormat
 from support.present import present
-
-DDL = (
-    "b boolean, y tinyint, s smallint, i int, l bigint, f float, d double, t string, x binary, p decimal(38,18),"
-    ' q decimal(5,0), day date, at timestamp, local timestamp_ntz, `na"me` int, ls array<string>,'
-    " ld array<array<double>>, m map<string,int>, mi map<int,string>, md map<date,boolean>,"
-    " n struct<a:int,e:struct<z:double>>, ln array<struct<a:string,b:timestamp>>"
-)
-TEXTS = ["", "a", "é\u2028\U0001f600", '"\\/', "\b\t\n\f\r\x00\x1f\x7f", "</script>", "x" * 300]
-DOUBLES = [0.0, -0.0, 1.0, 0.001, 0.00099, 9999999.0, 1e7, 1.5e-300, 1e300, math.nan, math.inf, -math.inf, 0.1, -12.5]
-
-
-def rows(seed: int, count: int) -> list[tuple]:
-    chance = random.Random(seed)
-
-    def maybe(value):
-        return None if chance.random() < 0.2 else value
-
-    def double() -> float:
-        if chance.random() < 0.5:
-            return chance.choice(DOUBLES)
-        # Digits that every Java writes alike.
-        return round(chance.uniform(-1000, 1000), 3) * 10.0 ** chance.choice([0, 0, 12])
-
-    def single() -> float:
-        return struct.unpack("f", struct.pack("f", chance.choice([0.0, 1.5, -2.25e8, 1e-5, 0.125, 3e20])))[0]
-
-    def text() -> str:
-        return chance.choice(TEXTS)
-
-    def moment() -> datetime:
-        return datetime(1970, 1, 1) + timedelta(microseconds=chance.randrange(-(10**15), 4 * 10**15))
-
-    def decimal(digits: int, scale: int) -> Decimal:
-        return Decimal(chance.randrange(-(10**digits), 10**digits)).scaleb(-scale)
-
-    def several(make):
-        return [maybe(make()) for _ in range(chance.randrange(4))]
-
-    def number(bits: int) -> int:
-        return chance.choice([0, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), chance.randrange(100)])
-
-    return [
-        tuple(
-            map(
-                maybe,
-                (
-                    chance.random() < 0.5,
-                    number(8),
-                    number(16),
-                    number(32),
-                    number(64),
-                    single(),
-                    double(),
-                    text(),
-                    text().encode(),
-                    chance.choice([decimal(30, 18), decimal(3, 18), Decimal(0)]),
-                    decimal(5, 0),
-                    date(1970, 1, 1) + timedelta(days=chance.randrange(-700_000, 2_900_000)),
-                    moment(),
-                    moment(),
-                    number(32),
-                    several(text),
-                    several(lambda: several(double)),
-                    {text(): maybe(1) for _ in range(3)},
-                    {number(32): maybe(text()) for _ in range(3)},
-                    {date(2024, 1, chance.randrange(1, 29)): True},
-                    (maybe(1), maybe((maybe(double()),))),
-                    several(lambda: (maybe(text()), maybe(moment()))),
-                ),
-            )
-        )
-        for _ in range(count)
-    ]
+from support.spark.odd_records import JSON_ROW, json_rows
 
 
 @pytest.mark.parametrize("ignore_null_fields", ["true", "false"])
 @pytest.mark.parametrize("zone", ["UTC", "America/St_Johns"])
 def test_generated_rows_are_written_as_to_json_writes_them(spark, ignore_null_fields: str, zone: str) -> None:
-    given = spark.createDataFrame(rows(7, 400), StructType.fromDDL(DDL))
+    given = spark.createDataFrame(json_rows(400), StructType.fromDDL(JSON_ROW))
     options = {"ignoreNullFields": ignore_null_fields, "timeZone": zone}
     wanted = [row[0] for row in given.select(F.to_json(F.struct("*"), options)).coalesce(1).collect()]
     column = given.select(F.struct("*").alias("value")).coalesce(1).toArrow().column("value").combine_chunks()

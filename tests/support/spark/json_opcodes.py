@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from klamm.spark.formats import json_kernels
+from klamm.spark.formats import json_kernels, json_tokens
 from klamm.spark.formats.coding import make_decoder
 from klamm.spark.formats.settings import JSON, ColumnFormat
 from support.opcodes import Opcodes
@@ -64,7 +64,8 @@ def opcodes(document: bytes) -> int:
 def main() -> None:
     np.seterr(all="ignore")
     # What only compiled code can do.
-    vars(json_kernels).update(_load64=load64, copy_bytes=copy_bytes)
+    vars(json_tokens).update(_load64=load64)
+    vars(json_kernels).update(copy_bytes=copy_bytes)
     print(json.dumps({name: [opcodes(make(SIZE * by)) for by in (1, 2, 4)] for name, make in DOCUMENTS.items()}))
 
 

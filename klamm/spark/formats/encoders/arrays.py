@@ -3,8 +3,6 @@
 What must stay true: each function takes slices, and what stands under a null is not seen.
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -47,19 +45,6 @@ def _find_wrong_text(values: pa.Array, rows: npt.NDArray[np.int64], path: str) -
                 str(value.as_py() or b"", "utf-8")
             except UnicodeDecodeError:
                 raise EncodingError(int(rows[index]), f"the field {path} is not UTF-8") from None
-
-
-def objects(rows: pa.Array) -> list[Any]:
-    """Python's objects of the rows. Raises EncodingError for a map that has a key twice."""
-    try:
-        return list(rows.to_pylist(maps_as_pydicts="strict"))
-    except ValueError:
-        for index, row in enumerate(rows):
-            try:
-                row.as_py(maps_as_pydicts="strict")
-            except ValueError:
-                raise EncodingError(index, "a map has a key twice") from None
-        raise
 
 
 def as_entries(maps: pa.Array) -> pa.Array:

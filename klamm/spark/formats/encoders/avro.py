@@ -15,29 +15,17 @@ import json
 from typing import Any
 
 import fastavro
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastavro.schema import SchemaParseException, UnknownType
 
-from klamm.spark.formats.coding import EncodingError
-from klamm.spark.formats.encoders.arrays import (
-    as_entries,
-    is_binary,
-    is_list,
-    is_string,
-    objects,
-    offsets,
-    with_elements,
-)
+from klamm.spark.formats.encoders.arrays import is_binary, is_list, is_string
+from klamm.spark.formats.encoders.row_objects import RowObjects, Rows, refuse
 from klamm.spark.formats.settings import ColumnFormat
 
 _MICROSECONDS = ("timestamp-micros", "local-timestamp-micros", None)
 _MILLISECONDS = ("timestamp-millis", "local-timestamp-millis")
 _MAX_DEPTH = 100
-
-Rows = npt.NDArray[np.int64]
 
 
 def encoder(column: ColumnFormat, data_type: pa.DataType) -> "AvroEncoder":
@@ -52,7 +40,7 @@ def encoder(column: ColumnFormat, data_type: pa.DataType) -> "AvroEncoder":
     return made
 
 
-class AvroEncoder:
+class AvroEncoder(RowObjects):
     """Makes Avro's binary form, without a header."""
 
     def __init__(self, schema: Any, names: dict[str, Any]) -> None:
@@ -60,8 +48,7 @@ class AvroEncoder:
         self._names = names
 
     def encode(self, rows: pa.Array) -> pa.Array:
-        values = self._converted(self._schema, rows, np.arange(len(rows)), "")
-        return pa.array(map(self._written, objects(values)), pa.binary())
+        return pa.array(map(self._written, self.objects(self._schema, rows)), pa.binary())
 
     def _written(self, value: Any) -> bytes | None:
         if value is None:
@@ -76,8 +63,7 @@ class AvroEncoder:
         """Raises ValueError for a type that the schema does not take."""
         if depth == 0:
             raise ValueError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
-        schema, _ = _without_null(self._resolved(schema))
-        schema = self._resolved(schema)
+        schema = self._plain(schema)
         kind, logical = _kind(schema), _logical(schema)
         if kind == "record" and pa.types.is_struct(data_type):
             self._check_fields(schema, data_type, path, depth)
@@ -102,23 +88,26 @@ class AvroEncoder:
 
     # -- values -------------------------------------------------------------------------------------------------------
 
-    def _converted(self, schema: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
-        """The values as fastavro takes them. `rows` has the row that each value is a part of. Raises EncodingError."""
-        schema, _ = _without_null(self._resolved(schema))
-        schema = self._resolved(schema)
-        kind, logical = _kind(schema), _logical(schema)
-        if kind == "record":
-            return self._converted_struct(schema, values, rows, path)
-        if kind == "array":
-            elements = self._below(schema["items"], values, values.flatten(), rows, path)
-            return with_elements(values, elements)
-        if kind == "map":
-            keys, items = as_entries(values).flatten().flatten()
-            items = self._below(schema["values"], as_entries(values), items, rows, path)
-            return pa.MapArray.from_arrays(offsets(as_entries(values)), keys, items, mask=values.is_null())
+    def field(self, schema: Any, name: str) -> Any:
+        return next(field["type"] for field in self._plain(schema)["fields"] if field["name"] == name)
+
+    def element(self, schema: Any) -> Any:
+        found = self._plain(schema)
+        return found["items" if found["type"] == "array" else "values"]
+
+    def check_field(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
+        if not _without_null(self._resolved(schema))[1]:
+            refuse(nulls, rows, path, "is null, which the schema does not allow")
+
+    def check_elements(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
+        self.check_field(schema, nulls, rows, f"{path}[]")
+
+    def converted(self, schema: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
+        schema = self._plain(schema)
+        kind = _kind(schema)
         if pa.types.is_timestamp(values.type):
             microseconds = values.cast(pa.timestamp("us", values.type.tz))
-            if logical in _MILLISECONDS:
+            if _logical(schema) in _MILLISECONDS:
                 microseconds = pc.floor_temporal(microseconds, unit="millisecond")
                 return microseconds.cast(pa.timestamp("ms", values.type.tz)).cast(pa.int64())
             return microseconds.cast(pa.int64())
@@ -126,41 +115,18 @@ class AvroEncoder:
             return values.cast(pa.int32())
         if kind == "enum":
             known = pc.is_in(values, pa.array(schema["symbols"], values.type))
-            _refuse(pc.and_kleene(values.is_valid(), pc.invert(known)), rows, path, "is no symbol of the enum")
+            refuse(pc.and_kleene(values.is_valid(), pc.invert(known)), rows, path, "is no symbol of the enum")
         if kind == "fixed" and is_binary(values.type):
             wrong = pc.not_equal(pc.binary_length(values), schema["size"])
-            _refuse(pc.fill_null(wrong, False), rows, path, f"has not the {schema['size']} bytes of the schema")
+            refuse(pc.fill_null(wrong, False), rows, path, f"has not the {schema['size']} bytes of the schema")
         return values
 
-    def _converted_struct(self, schema: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
-        fields = {field["name"]: field["type"] for field in schema["fields"]}
-        children = []
-        for column, child in zip(values.type, values.flatten(), strict=True):
-            name = f"{path}.{column.name}" if path else column.name
-            self._refuse_nulls(fields[column.name], pc.and_(values.is_valid(), child.is_null()), rows, name)
-            children.append(self._converted(fields[column.name], child, rows, name))
-        if not children:
-            return values
-        names = [column.name for column in values.type]
-        return pa.StructArray.from_arrays(children, names, mask=values.is_null())
-
-    def _below(self, schema: Any, lists: pa.Array, elements: pa.Array, rows: Rows, path: str) -> pa.Array:
-        owners = rows[pc.list_parent_indices(lists).to_numpy()]
-        self._refuse_nulls(schema, elements.is_null(), owners, f"{path}[]")
-        return self._converted(schema, elements, owners, f"{path}[]")
-
-    def _refuse_nulls(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
-        if not _without_null(self._resolved(schema))[1]:
-            _refuse(nulls, rows, path, "is null, which the schema does not allow")
+    def _plain(self, schema: Any) -> Any:
+        """The schema of values that are not null."""
+        return self._resolved(_without_null(self._resolved(schema))[0])
 
     def _resolved(self, schema: Any) -> Any:
         return self._names.get(schema, schema) if isinstance(schema, str) else schema
-
-
-def _refuse(wrong: pa.Array, rows: Rows, path: str, reason: str) -> None:
-    found = np.flatnonzero(wrong.to_numpy(zero_copy_only=False))
-    if len(found):
-        raise EncodingError(int(rows[found[0]]), f"the field {path} {reason}")
 
 
 def _without_null(schema: Any) -> tuple[Any, bool]:

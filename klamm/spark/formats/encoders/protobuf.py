@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.descriptor import FieldDescriptor
@@ -24,15 +23,8 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from klamm.spark.formats.coding import EncodingError
-from klamm.spark.formats.encoders.arrays import (
-    as_entries,
-    is_binary,
-    is_list,
-    is_string,
-    objects,
-    offsets,
-    with_elements,
-)
+from klamm.spark.formats.encoders.arrays import is_binary, is_list, is_string
+from klamm.spark.formats.encoders.row_objects import RowObjects, Rows, refuse
 from klamm.spark.formats.settings import ColumnFormat
 
 _INT32 = {FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_SINT32, FieldDescriptor.TYPE_SFIXED32}
@@ -42,8 +34,6 @@ _UINT64 = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_FIXED64}
 _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 _MICROSECONDS = 1_000_000
 _MAX_DEPTH = 100
-
-Rows = npt.NDArray[np.int64]
 
 
 def encoder(column: ColumnFormat, data_type: pa.DataType) -> "ProtobufEncoder":
@@ -63,7 +53,7 @@ def encoder(column: ColumnFormat, data_type: pa.DataType) -> "ProtobufEncoder":
     return ProtobufEncoder(descriptor)
 
 
-class ProtobufEncoder:
+class ProtobufEncoder(RowObjects):
     """Makes messages in their binary form."""
 
     def __init__(self, descriptor: Any) -> None:
@@ -71,8 +61,28 @@ class ProtobufEncoder:
         self._message: Callable[..., Any] = GetMessageClass(descriptor)
 
     def encode(self, rows: pa.Array) -> pa.Array:
-        values = _converted_struct(self._descriptor, rows, np.arange(len(rows)), "")
-        return pa.array([self._written(row, value) for row, value in enumerate(objects(values))], pa.binary())
+        values = enumerate(self.objects(self._descriptor, rows))
+        return pa.array([self._written(row, value) for row, value in values], pa.binary())
+
+    def field(self, schema: Any, name: str) -> Any:
+        """`schema` is the descriptor of a message, or of a field with one."""
+        return getattr(schema, "message_type", schema).fields_by_name[name]
+
+    def element(self, schema: Any) -> Any:
+        return schema.message_type.fields_by_name["value"] if _is_map(schema) else schema
+
+    def check_field(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
+        """A field that is null is not set."""
+
+    def check_elements(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
+        refuse(nulls, rows, path, "has a null among its elements, which Protobuf does not have")
+
+    def converted(self, schema: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
+        if pa.types.is_timestamp(values.type):
+            return _seconds_and_nanos(values.cast(pa.timestamp("us", values.type.tz)), toward_zero=False)
+        if pa.types.is_duration(values.type):
+            return _seconds_and_nanos(values.cast(pa.duration("us")), toward_zero=True)
+        return values
 
     def _written(self, row: int, value: dict[str, Any] | None) -> bytes | None:
         if value is None:
@@ -152,52 +162,6 @@ def _fits(field: Any, data_type: pa.DataType) -> bool:
 
 def _is_map(field: Any) -> bool:
     return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
-
-
-# -- values -----------------------------------------------------------------------------------------------------------
-
-
-def _converted_struct(descriptor: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
-    """The structs as protobuf takes them. `rows` has the row that each is a part of. Raises EncodingError."""
-    children = []
-    for column, child in zip(values.type, values.flatten(), strict=True):
-        name = f"{path}.{column.name}" if path else column.name
-        field = descriptor.fields_by_name[column.name]
-        if _is_map(field):
-            children.append(_converted_map(field, child, rows, name))
-        elif field.is_repeated:
-            elements = _elements(field, child, child.flatten(), rows, name)
-            children.append(with_elements(child, elements))
-        else:
-            children.append(_converted(field, child, rows, name))
-    if not children:
-        return values
-    return pa.StructArray.from_arrays(children, [column.name for column in values.type], mask=values.is_null())
-
-
-def _converted_map(field: Any, maps: pa.Array, rows: Rows, path: str) -> pa.Array:
-    entries = as_entries(maps)
-    keys, items = entries.flatten().flatten()
-    items = _elements(field.message_type.fields_by_name["value"], entries, items, rows, path)
-    return pa.MapArray.from_arrays(offsets(entries), keys, items, mask=maps.is_null())
-
-
-def _elements(field: Any, lists: pa.Array, elements: pa.Array, rows: Rows, path: str) -> pa.Array:
-    owners = rows[pc.list_parent_indices(lists).to_numpy()]
-    if elements.null_count:
-        row = int(owners[int(np.argmax(elements.is_null().to_numpy(zero_copy_only=False)))])
-        raise EncodingError(row, f"the field {path} has a null among its elements, which Protobuf does not have")
-    return _converted(field, elements, owners, f"{path}[]")
-
-
-def _converted(field: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
-    if pa.types.is_struct(values.type):
-        return _converted_struct(field.message_type, values, rows, path)
-    if pa.types.is_timestamp(values.type):
-        return _seconds_and_nanos(values.cast(pa.timestamp("us", values.type.tz)), toward_zero=False)
-    if pa.types.is_duration(values.type):
-        return _seconds_and_nanos(values.cast(pa.duration("us")), toward_zero=True)
-    return values
 
 
 def _seconds_and_nanos(values: pa.Array, *, toward_zero: bool) -> pa.Array:

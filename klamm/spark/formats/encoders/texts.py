@@ -91,15 +91,18 @@ def _minus_zero(values: Numbers) -> npt.NDArray[np.bool_]:
 
 
 def _java_double(value: float) -> str:
-    return _java_number(value, repr(value))
+    text = repr(value)
+    return text if _PLAIN_FROM <= abs(value) < _PLAIN_TO else _with_exponent(value, text)
 
 
 def _java_float(value: float) -> str:
-    return _java_number(value, np.format_float_scientific(np.float32(value), trim="0"))
+    if _PLAIN_FROM <= abs(value) < _PLAIN_TO:
+        return np.format_float_positional(np.float32(value), trim="0")
+    return _with_exponent(value, np.format_float_scientific(np.float32(value), trim="0"))
 
 
-def _java_number(value: float, shortest: str) -> str:
-    """A floating point number as Java writes it, from the shortest text that names it."""
+def _with_exponent(value: float, shortest: str) -> str:
+    """What is not plain as Java writes it, from the shortest text that names it."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -107,11 +110,6 @@ def _java_number(value: float, shortest: str) -> str:
     sign, digits, exponent = _digits(shortest)
     if value == 0:
         return f"{sign}0.0"
-    if _PLAIN_FROM <= abs(value) < _PLAIN_TO:
-        if exponent < 0:
-            return f"{sign}0.{'0' * (-exponent - 1)}{digits}"
-        digits = digits.ljust(exponent + 2, "0")
-        return f"{sign}{digits[: exponent + 1]}.{digits[exponent + 1 :]}"
     return f"{sign}{digits[0]}.{digits[1:] or '0'}E{exponent}"
 
 

@@ -1,3 +1,3 @@
-"""Pipelines that are described by a file: `keys.py` says what a file may have, `parsing.py` reads one, and `program.py`
-writes the PySpark program that it stands for. `klamm pipeline run` runs that program.
+"""Pipelines that are described by a file: `keys.py` says what a file may have, `parsing.py` makes a pipeline of one
+(`pipeline.py`), and `program.py` writes the PySpark program that the pipeline stands for. `klamm pipeline run` runs it.
 """

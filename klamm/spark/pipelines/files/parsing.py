@@ -13,7 +13,6 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import yaml
@@ -22,6 +21,21 @@ from klamm.base.patterns import Pattern
 from klamm.spark.formats.settings import BINARY, STRING, Mode
 from klamm.spark.options import OptionError, Topics, read_options, write_options
 from klamm.spark.pipelines.files.keys import BATCH_MODES, FILE, STREAM_MODES, Key, ValueForm
+from klamm.spark.pipelines.files.pipeline import (
+    AVAILABLE_NOW,
+    KLAMM,
+    RECORDS,
+    SOURCE,
+    Errors,
+    Options,
+    Pipeline,
+    Sink,
+    Source,
+    Step,
+    Table,
+    Template,
+    Variable,
+)
 
 MAX_FILE_BYTES = 1_000_000
 # What the aliases of a file stand for counts, too.
@@ -30,11 +44,8 @@ MAX_DEPTH = 20
 # For one reader or writer.
 MAX_OPTION_PROBLEMS = 100
 
-KLAMM = "klamm"
-AVAILABLE_NOW = "availableNow"
 TRANSACTIONAL_ID = "kafka.transactional.id"
 PERMISSIVE = Mode.PERMISSIVE.value
-SOURCE, RECORDS = "source", "records"
 
 _VARIABLE = re.compile(r"\$(\$?)\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -63,113 +74,6 @@ class PipelineFileError(ValueError):
         self.problems = sorted(set(problems))
         self.lines = [f"{path}:{line}:{column}: {text}" for line, column, text in self.problems]
         super().__init__("\n".join(self.lines))
-
-
-class Variable(NamedTuple):
-    """A variable of the environment."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A text with variables."""
-
-    parts: tuple[str | Variable, ...]
-
-    @property
-    def variables(self) -> list[str]:
-        return [part.name for part in self.parts if isinstance(part, Variable)]
-
-    def text(self, environment: Mapping[str, str]) -> str:
-        """Raises KeyError for a variable that is not set."""
-        return "".join(environment[part.name] if isinstance(part, Variable) else part for part in self.parts)
-
-
-Options = Mapping[str, Template]
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A batch that is read for the SQL."""
-
-    name: str
-    format: str
-    options: Options = field(default_factory=dict)
-    schema: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What is read."""
-
-    format: str
-    stream: bool
-    options: Options
-    schema: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Where bad rows go. `key`, `value`, `where` and `reason` are expressions of SQL."""
-
-    topic: str
-    where: str
-    key: str
-    value: str
-    reason: str
-    options: Options
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A query, and the column and the delay of its watermark."""
-
-    name: str
-    sql: str
-    watermark: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Sink:
-    """Where rows go."""
-
-    format: str
-    mode: str
-    options: Options
-    partition_by: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """A pipeline as its file describes it."""
-
-    name: str
-    source: Source
-    sink: Sink
-    conf: Options = field(default_factory=dict)
-    cluster: Options = field(default_factory=dict)
-    tables: tuple[Table, ...] = ()
-    decode: str | None = None
-    errors: Errors | None = None
-    steps: tuple[Step, ...] = ()
-    checkpoint: Template | None = None
-    trigger: str | None = None
-
-    @property
-    def variables(self) -> list[str]:
-        """The names of the variables, sorted."""
-        errors = self.errors.options if self.errors is not None else {}
-        tables = [table.options for table in self.tables]
-        mappings = (self.conf, self.cluster, self.source.options, self.sink.options, errors, *tables)
-        texts = [text for options in mappings for text in options.values()]
-        texts += [self.checkpoint] if self.checkpoint is not None else []
-        return sorted({name for text in texts for name in text.variables})
-
-    @property
-    def ends(self) -> bool:
-        """Whether the pipeline ends by itself."""
-        return not self.source.stream or self.trigger == AVAILABLE_NOW
 
 
 def parse(content: bytes, path: str, environment: Mapping[str, str] | None = None) -> Pipeline:

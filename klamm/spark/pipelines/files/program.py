@@ -11,7 +11,8 @@ it.
 import ast
 from collections.abc import Iterator, Mapping
 
-from klamm.spark.pipelines.files.parsing import (
+from klamm.spark.pipelines.files.parsing import is_klamm
+from klamm.spark.pipelines.files.pipeline import (
     AVAILABLE_NOW,
     KLAMM,
     RECORDS,
@@ -24,7 +25,6 @@ from klamm.spark.pipelines.files.parsing import (
     Table,
     Template,
     Variable,
-    is_klamm,
 )
 
 ERROR_HEADERS: Mapping[str, str] = {
