@@ -48,8 +48,7 @@ from sides import (
 )
 
 from klamm.base.system_environment import SystemEnvironment
-from klamm.protocol import leader_and_isr
-from klamm.protocol.messages import parse_request_header
+from klamm.protocol.messages import decode_request, parse_request_header
 from klamm.zookeeper.client import ZooKeeperClient
 from support.oracles import RealKafka
 
@@ -141,11 +140,11 @@ class Stub:
         while self._frames:
             came, frame = self._frames.pop(0)
             header = parse_request_header(bytearray(frame))
-            request = leader_and_isr.request_decoder(header.api_version)(frame, header.body_position)
+            request = decode_request(header.api_key, header.api_version, frame, header.body_position)
             known = self.leaders[request.controller_epoch]
-            for topic in request.topics:
-                for state in topic.partitions:
-                    known[topic.topic, state.partition] = state.leader
+            for topic in request.topic_states:
+                for state in topic.partition_states:
+                    known[topic.topic_name, state.partition_index] = state.leader
             if is_enough():
                 return came
         return None

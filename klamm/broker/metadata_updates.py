@@ -35,7 +35,7 @@ from klamm.broker.metadata.leader_elections import LeaderElections
 from klamm.broker.metadata.metadata_cache import MetadataCache, MetadataSnapshot
 from klamm.broker.topics.topic_admin import TopicAdmin
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
-from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.protocol.apis.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
@@ -108,7 +108,7 @@ class MetadataUpdates:
         yield from self._group_coordinator.partitions_deleted(deleted)
         now = self._metadata_cache.snapshot
         yield from self._replica_manager.brokers_died([id_ for id_ in before.brokers if id_ not in now.brokers])
-        yield from self._topics_changed([topic.topic for topic in request.topics])
+        yield from self._topics_changed([topic.topic_name for topic in request.topic_states])
 
     def _topics_changed(self, topics: Iterable[str], still_configured: Collection[str] = ()) -> Steps[None]:
         told = Slices(TOPICS_PER_SLICE)

@@ -12,7 +12,9 @@ from klamm.base.slices import Slices, Steps, in_slices
 from klamm.net.client import Address, Connection
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import PARTITIONS_PER_STEP
+
+# The partitions of an answer that one step looks at.
+PARTITIONS_PER_STEP = 1000
 
 
 @dataclass(frozen=True, slots=True)

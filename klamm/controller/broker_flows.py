@@ -213,12 +213,13 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     refused = []
     looked_at = Slices(CHEAP_SLICE)
     for topic_errors in event.response.topics:
-        topic = topic_errors.topic
+        topic = topic_errors.topic_name
         if topic_errors.topic_id is not None:
             topic = context.topic_names.get(topic_errors.topic_id, topic)
         if topic not in context.all_topics:
             continue
-        async for partition, code in each(topic_errors.partitions, looked_at):
+        async for answer in each(topic_errors.partition_errors, looked_at):
+            partition, code = answer.partition_index, answer.error_code
             if code == ErrorCode.KAFKA_STORAGE_ERROR:
                 offline[topic, partition] = None
             # A request is stale when it is sent again because its answer was lost; only replicas that work answer so.

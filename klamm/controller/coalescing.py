@@ -23,19 +23,21 @@ What must stay true:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.base.slices import CHEAP_SLICE, Slices, Steps
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.control_topics import ControlTopic
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrTopic, LiveLeader
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaTopic
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrLiveLeader,
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrTopicState,
+)
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataPartitionState,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
 from klamm.protocol.vocabulary import PartitionKey
 
@@ -54,7 +56,7 @@ class QueuedRequest(NamedTuple):
 
 def size(request: QueuedRequest) -> int:
     """The size of a request: one, and one for each state in it."""
-    return 1 + sum(len(topic.partitions) for topic in request.body.topics)
+    return 1 + sum(len(topic.partition_states) for topic in request.body.topic_states)
 
 
 def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
@@ -63,9 +65,9 @@ def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
     looked_at = Slices(CHEAP_SLICE)
     for request in requests:
         take = left.begin(request)
-        for topic in request.body.topics:
-            for start in range(0, len(topic.partitions), CHEAP_SLICE):
-                states = topic.partitions[start : start + CHEAP_SLICE]
+        for topic in request.body.topic_states:
+            for start in range(0, len(topic.partition_states), CHEAP_SLICE):
+                states = topic.partition_states[start : start + CHEAP_SLICE]
                 take(topic, states)
                 if looked_at.spend(len(states)):
                     yield
@@ -79,21 +81,23 @@ class _States(Generic[T]):
         self._states: dict[str, dict[int, T]] = {}
         self._ids: dict[str, UUID | None] = {}
 
-    def of(self, topic: ControlTopic[Any]) -> dict[int, T]:
+    def of(self, topic: str, topic_id: UUID | None = None) -> dict[int, T]:
         """By partition; the caller may change it."""
-        self._ids[topic.topic] = topic.topic_id
-        return self._states.setdefault(topic.topic, {})
+        self._ids[topic] = topic_id or self._ids.get(topic)
+        return self._states.setdefault(topic, {})
 
-    def take(self, topics: Sequence[ControlTopic[Any]]) -> "_States[T]":
+    def take(self, topics: Sequence[StopReplicaTopicState]) -> "_States[T]":
         """Removes and returns the states of the named partitions."""
         taken: _States[T] = _States()
         for topic in topics:
-            states = self._states.get(topic.topic, {})
+            states = self._states.get(topic.topic_name, {})
             found = {
-                state.partition: states.pop(state.partition) for state in topic.partitions if state.partition in states
+                state.partition_index: states.pop(state.partition_index)
+                for state in topic.partition_states
+                if state.partition_index in states
             }
             if found:
-                taken._states[topic.topic], taken._ids[topic.topic] = found, self._ids[topic.topic]
+                taken._states[topic.topic_name], taken._ids[topic.topic_name] = found, self._ids[topic.topic_name]
         return taken
 
     def topics(self, make: Callable[[str, UUID | None, list[T]], Any]) -> list[Any]:
@@ -111,7 +115,7 @@ class _Left:
         # States of partitions whose replicas stop afterwards, and are not deleted.
         self._former_leadership: _States[LeaderAndIsrPartitionState] = _States()
         self._leadership: _States[LeaderAndIsrPartitionState] = _States()
-        self._live_leaders: dict[int, LiveLeader] = {}
+        self._live_leaders: dict[int, LeaderAndIsrLiveLeader] = {}
 
     def begin(self, request: QueuedRequest) -> Callable[[Any, Sequence[Any]], None]:
         """A function that adds a topic of the request and some of its states."""
@@ -124,52 +128,53 @@ class _Left:
         self._live_leaders.update((leader.broker_id, leader) for leader in request.body.live_leaders)
         return self._take_leadership
 
-    def _take_metadata(self, topic: UpdateMetadataTopic, states: Sequence[UpdateMetadataPartitionState]) -> None:
-        known = self._metadata.of(topic)
+    def _take_metadata(self, topic: UpdateMetadataTopicState, states: Sequence[UpdateMetadataPartitionState]) -> None:
+        known = self._metadata.of(topic.topic_name, topic.topic_id)
         for state in states:
             if state.leader == LEADER_DURING_DELETE:
-                self._deleted.of(topic)[state.partition] = state
-                known.pop(state.partition, None)
+                self._deleted.of(topic.topic_name, topic.topic_id)[state.partition_index] = state
+                known.pop(state.partition_index, None)
             else:
-                known[state.partition] = state
+                known[state.partition_index] = state
 
-    def _take_stopping(self, topic: StopReplicaTopic, states: Sequence[StopReplicaPartitionState]) -> None:
-        former, told = self._former_leadership.of(topic), self._leadership.of(topic)
+    def _take_stopping(self, topic: StopReplicaTopicState, states: Sequence[StopReplicaPartitionState]) -> None:
+        former, told = self._former_leadership.of(topic.topic_name), self._leadership.of(topic.topic_name)
         for state in states:
-            before = told.pop(state.partition, None) or former.pop(state.partition, None)
-            if before is not None and not state.delete:
-                former[state.partition] = before
+            before = told.pop(state.partition_index, None) or former.pop(state.partition_index, None)
+            if before is not None and not state.delete_partition:
+                former[state.partition_index] = before
 
-    def _take_leadership(self, topic: LeaderAndIsrTopic, states: Sequence[LeaderAndIsrPartitionState]) -> None:
-        former, told = self._former_leadership.of(topic), self._leadership.of(topic)
+    def _take_leadership(self, topic: LeaderAndIsrTopicState, states: Sequence[LeaderAndIsrPartitionState]) -> None:
+        name, topic_id = topic.topic_name, topic.topic_id
+        former, told = self._former_leadership.of(name, topic_id), self._leadership.of(name, topic_id)
         for state in states:
-            before = told.get(state.partition) or former.pop(state.partition, None)
+            before = told.get(state.partition_index) or former.pop(state.partition_index, None)
             is_new = state.is_new if before is None else before.is_new
-            told[state.partition] = state if state.is_new is is_new else replace(state, is_new=is_new)
+            told[state.partition_index] = state if state.is_new is is_new else state.replaced(is_new=is_new)
 
     def requests(self) -> list[QueuedRequest]:
         """The remaining requests in the order of sending."""
         left: list[QueuedRequest] = []
         if (last := self._last.get(ApiKey.UPDATE_METADATA)) is not None:
-            if deleted := self._deleted.topics(UpdateMetadataTopic):
-                left.append(_with(last, topics=deleted))
-            left.append(_with(last, topics=self._metadata.topics(UpdateMetadataTopic)))
+            if deleted := self._deleted.topics(UpdateMetadataTopicState):
+                left.append(_with(last, topic_states=deleted))
+            left.append(_with(last, topic_states=self._metadata.topics(UpdateMetadataTopicState)))
         stopping: list[QueuedRequest] = []
         for request in reversed(_not_superseded(self._stopping)):
-            stopping += [request, *self._leading(self._former_leadership.take(request.body.topics))]
+            stopping += [request, *self._leading(self._former_leadership.take(request.body.topic_states))]
         return left + stopping[::-1] + self._leading(self._leadership)
 
     def _leading(self, leadership: _States[LeaderAndIsrPartitionState]) -> list[QueuedRequest]:
-        topics = leadership.topics(LeaderAndIsrTopic)
+        topics = leadership.topics(LeaderAndIsrTopicState)
         if not topics:
             return []
         last, leaders = self._last[ApiKey.LEADER_AND_ISR], list(self._live_leaders.values())
-        return [_with(last, topics=topics, live_leaders=leaders)]
+        return [_with(last, topic_states=topics, live_leaders=leaders)]
 
 
 def _with(request: QueuedRequest, **fields: Any) -> QueuedRequest:
     """The request with another content, and without its cached encoding."""
-    return request._replace(body=replace(request.body, **fields))
+    return request._replace(body=request.body.replaced(**fields))
 
 
 def _not_superseded(stopping: Sequence[QueuedRequest]) -> list[QueuedRequest]:
@@ -178,9 +183,9 @@ def _not_superseded(stopping: Sequence[QueuedRequest]) -> list[QueuedRequest]:
     later: dict[PartitionKey, bool] = {}
     for request in reversed(stopping):
         told = [
-            ((topic.topic, state.partition), state.delete)
-            for topic in request.body.topics
-            for state in topic.partitions
+            ((topic.topic_name, state.partition_index), state.delete_partition)
+            for topic in request.body.topic_states
+            for state in topic.partition_states
         ]
         if any(key not in later or (delete and not later[key]) for key, delete in told):
             left.append(request)

@@ -47,6 +47,7 @@ from klamm.controller.events import (
 )
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 
 Flow = Callable[[Any], Awaitable[object]]
 """Processes one event. Raises ControllerMoved, ZooKeeperError and ZnodeError."""
@@ -133,15 +134,17 @@ async def _stop_replica_response_received(
         return
     failed: list[PartitionAndReplica] = []
     deleted: list[PartitionAndReplica] = []
+    told: dict[PartitionKey, int] = {}
     looked_at = Slices(CHEAP_SLICE)
+    async for answer in each(event.response.partition_errors, looked_at):
+        told[answer.topic_name, answer.partition_index] = answer.error_code
     for topic in event.topics:
-        told = dict(event.response.topics.get(topic.topic, ()))
-        async for state in each(topic.partitions, looked_at):
-            if state.delete:
+        async for state in each(topic.partition_states, looked_at):
+            if state.delete_partition:
                 # Replicas that the response does not name are not deleted, as when the request is refused as a whole.
-                code = told.get(state.partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                code = told.get((topic.topic_name, state.partition_index), ErrorCode.UNKNOWN_SERVER_ERROR)
                 is_deleted = event.response.error_code == code == ErrorCode.NONE
-                replica = (topic.topic, state.partition), event.sender.broker_id
+                replica = (topic.topic_name, state.partition_index), event.sender.broker_id
                 (deleted if is_deleted else failed).append(replica)
     await parts.deletions.fail_replica_deletion(failed)
     if deleted:

@@ -18,9 +18,9 @@ from klamm.controller.context import ReplicaAssignment
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.apis.stop_replica import StopReplicaResponse, StopReplicaTopicState
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
-from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.keeper_exceptions import SessionExpired
@@ -322,4 +322,4 @@ class TopicDeletionStopReplicaResponseReceived(ControllerEvent):
     state = ControllerState.TOPIC_DELETION
     sender: ControllerRequestSender
     response: StopReplicaResponse
-    topics: Sequence[StopReplicaTopic]
+    topics: Sequence[StopReplicaTopicState]

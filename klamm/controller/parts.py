@@ -42,9 +42,9 @@ from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition
 from klamm.controller.topic_deletion import TopicDeletionManager
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
-from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
-from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.apis.stop_replica import StopReplicaResponse, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import UpdateMetadataResponse
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.controller_store import ControllerStore
@@ -190,7 +190,7 @@ class ControllerParts:
         self._put(UpdateMetadataResponseReceived(self._sender(broker_id), response.error_code))
 
     def _on_stop_replica_response(
-        self, broker_id: int, response: StopReplicaResponse, topics: Sequence[StopReplicaTopic]
+        self, broker_id: int, response: StopReplicaResponse, topics: Sequence[StopReplicaTopicState]
     ) -> None:
         self._put(TopicDeletionStopReplicaResponseReceived(self._sender(broker_id), response, topics))
 

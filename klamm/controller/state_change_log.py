@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, write_lines
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.state_texts import flag, leader_and_isr_text, stop_replica_text
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import LeaderAndIsr
@@ -520,7 +520,7 @@ def _sent_state(topic: str, state: SentState, broker_id: int) -> str:
     if isinstance(state, LeaderAndIsrPartitionState):
         whose = "become-leader" if state.leader == broker_id else "become-follower"
         text = f"{whose} LeaderAndIsr request {leader_and_isr_text(topic, state)}"
-        number = state.partition
+        number = state.partition_index
     else:
         number, leader_epoch, delete = state
         text = f"StopReplica request {stop_replica_text(number, leader_epoch, delete)}"

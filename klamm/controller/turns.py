@@ -2,6 +2,11 @@
 
 import asyncio
 from collections import deque
+from typing import TypeVar
+
+from klamm.base.slices import Steps
+
+T = TypeVar("T")
 
 
 class LoopTurns:
@@ -21,6 +26,16 @@ class LoopTurns:
         if len(self._waiting) == 1:
             loop.call_soon(self._next, loop)
         await turn
+
+    async def take(self, steps: Steps[T]) -> T:
+        """Takes each of the steps in a turn. Returns or raises what they do."""
+        while True:
+            await self.wait()
+            try:
+                next(steps)
+            except StopIteration as end:
+                value: T = end.value
+                return value
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._waiting[0].done():  # Or else it was cancelled.

@@ -69,14 +69,15 @@ class _Items:
         return number
 
 
+_TOPIC_STATES = _Items("topic_states", topic="topic_name", partitions="partition_states")
 _IN_REQUESTS: Mapping[ApiKey, _Items] = {
     ApiKey.PRODUCE: _Items("topic_data", partitions="partition_data", partition="index"),
     ApiKey.FETCH: _Items("topics", topic="topic", partition="partition"),
     ApiKey.LIST_OFFSETS: _Items("topics"),
     ApiKey.METADATA: _Items("topics", partitions=None),
-    ApiKey.LEADER_AND_ISR: _Items("topics", topic="topic", partition="partition"),
-    ApiKey.STOP_REPLICA: _Items("topics", topic="topic", partition="partition"),
-    ApiKey.UPDATE_METADATA: _Items("topics", topic="topic", partition="partition"),
+    ApiKey.LEADER_AND_ISR: _TOPIC_STATES,
+    ApiKey.STOP_REPLICA: _TOPIC_STATES,
+    ApiKey.UPDATE_METADATA: _TOPIC_STATES,
     ApiKey.OFFSET_COMMIT: _Items("topics"),
     ApiKey.OFFSET_FETCH: _Items("topics", partitions="partition_indexes", partition=None),
     ApiKey.CREATE_TOPICS: _Items("topics", partitions=None),

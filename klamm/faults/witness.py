@@ -6,7 +6,7 @@ What must stay true: a witnessed partition behaves as any other. It reports what
 from collections.abc import Callable
 from typing import Any
 
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.replication.partition.partition import Partition
 from klamm.storage.log.truncation import Truncation
 

@@ -198,18 +198,20 @@ class Connection(FrameReader):
         version: int | None = None,
         timeout_ms: int | None = None,
         expect_response: bool = True,
+        body: Sequence[Buffer] | None = None,
     ) -> Response:
         """Sends the request that `build` makes for `version`, and returns the response.
 
-        The version is the highest common one unless given. None is returned at once, when the request is written, if
+        The version is the highest common one unless given. `body` is the request's encoded body, if the caller has it.
+        None is returned at once, when the request is written, if
         no response is expected (produce with acks=0). Raises NotSent, Disconnected (RequestTimedOut, InvalidResponse)
         or UnsupportedVersion; AuthenticationFailed if a session has expired and the broker refuses a new one.
         """
         if version is None:
             version = self.version_of(api_key)
         request = build(version)
-        body_steps = encode_request_body_steps(api_key, version, request)
-        body = None if body_steps is None else await in_slices(body_steps)
+        if body is None and (body_steps := encode_request_body_steps(api_key, version, request)) is not None:
+            body = await in_slices(body_steps)
         async with self._turn:
             while self._end is None and (
                 len(self._pending) >= self._options.max_in_flight or not self._writable or self._throttled is not None

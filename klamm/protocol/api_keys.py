@@ -79,7 +79,3 @@ class ApiKey(IntEnum):
     def message_name(self) -> str:
         """The name as Kafka's documentation writes it: `LeaderAndIsr`."""
         return "".join(word.capitalize() for word in self.name.split("_"))
-
-
-# The controller sends each partition's replicas: 100,000 partitions hold up to this many elements.
-CONTROLLER_MAX_ELEMENTS = 5_000_000

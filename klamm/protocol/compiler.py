@@ -18,13 +18,14 @@ What must stay true:
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from klamm.base.slices import Steps
 from klamm.protocol import primitives
 from klamm.protocol.primitives import Buffer, InvalidFrame
-from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
+from klamm.protocol.schema import ZEROS, Field, Kept, Request, Struct, fields_of
 
 Decoder = Callable[[Buffer, int], Any]
 DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
@@ -256,12 +257,22 @@ class _Writer:
         return 1 if self.version in field.nullable else self.least_struct_bytes(field.kind)
 
     def least_struct_bytes(self, struct_class: type[Struct]) -> int:
-        return self.flexible + sum(map(self.least_bytes, self.plain_fields(struct_class)))
+        return self.has_tags(struct_class) + sum(map(self.least_bytes, self.plain_fields(struct_class)))
+
+    def has_tags(self, struct_class: type[Struct]) -> bool:
+        untagged: Any = struct_class
+        return self.flexible and self.version not in untagged._untagged
+
+    def group(self, struct_class: type[Struct]) -> tuple[Field, Field, type[Struct]]:
+        """Of a flat array's groups: the name, the list, and what it holds."""
+        name, members = self.plain_fields(struct_class)
+        assert not isinstance(members.kind, str)
+        return name, members, members.kind
 
     def default(self, field: Field) -> str:
         """An expression for the default of a field."""
         value = field.default
-        if value is None or isinstance(value, (bool, int, str, bytes)):
+        if value is None or value == () or isinstance(value, (bool, int, str, bytes)):
             return repr(value)
         if field.makes_list:
             return "[]" if not value else f"[*{self.constant('default', value)}]"
@@ -302,15 +313,21 @@ class _DecoderWriter(_Writer):
         """Reads a struct into a new object."""
         fields = self.plain_fields(struct_class)
         tagged = self.tagged_fields(struct_class)
+        self.new(struct_class, variable, fields)
+        for one in fields:
+            self.field(one, f"{variable}.{one.name}")
+        if self.has_tags(struct_class):
+            self.tags(tagged, variable)
+        self.flush()
+
+    def new(self, struct_class: type[Struct], variable: str, fields: list[Field]) -> None:
+        """Makes an object that has everything but these fields."""
         self.add(f"{variable} = new({self.constant('C', struct_class)})")
+        if issubclass(struct_class, Kept):
+            self.add(f"{variable}._encoded = {_nothing_kept(struct_class)}")
         for one in fields_of(struct_class):
             if one not in fields:
                 self.add(f"{variable}.{one.name} = {self.default(one)}")
-        for one in fields:
-            self.field(one, f"{variable}.{one.name}")
-        if self.flexible:
-            self.tags(tagged, variable)
-        self.flush()
 
     def tags(self, tagged: list[Field], variable: str) -> None:
         with self.within("tagged fields"):
@@ -451,7 +468,12 @@ class _DecoderWriter(_Writer):
 
     def elements(self, field: Field, target: str, count: str) -> None:
         kind = field.kind
-        if not isinstance(kind, str):
+        is_flat = self.version in field.flat
+        if is_flat:
+            assert not isinstance(kind, str)
+            name, _, member = self.group(kind)
+            least = self.least_bytes(name) + self.least_struct_bytes(member)
+        elif not isinstance(kind, str):
             least = max(1, self.least_struct_bytes(kind))
         elif kind in CODES:
             least = struct.calcsize(">" + CODES[kind])
@@ -462,7 +484,10 @@ class _DecoderWriter(_Writer):
             self.add(f"check_count({count}, {least}, data, p, left)")
         self.add(f"left -= {count}")
         if isinstance(kind, str) and kind in CODES and kind not in _CONVERTED:
-            self.fixed_elements(CODES[kind], target, count, least)
+            self.fixed_elements(field, target, count, least)
+            return
+        if is_flat:
+            self.flat_elements(kind, target, count)
             return
         values, add = self.name("a"), self.name("add")
         self.add(f"{target} = {values} = []")
@@ -476,16 +501,38 @@ class _DecoderWriter(_Writer):
                 value = self.name("s")
                 self.structure(kind, value)
             self.add(f"{add}({value})")
-            if self.in_steps:
-                with self.block("if p >= stop:"):
-                    self.add("stop = p + STEP")
-                    self.add("yield")
+            self.may_pause()
 
-    def fixed_elements(self, code: str, target: str, count: str, size: int) -> None:
+    def flat_elements(self, group_class: Any, target: str, count: str) -> None:
+        name, members, member_class = self.group(group_class)
+        groups, key, group, value = (self.name(prefix) for prefix in ("a", "v", "g", "s"))
+        self.add(f"{groups} = {{}}")
+        with self.block(f"for _ in range({count}):"):
+            self.text(key, False, name.name)
+            self.structure(member_class, value)
+            self.add(f"{group} = {groups}.get({key})")
+            with self.block(f"if {group} is None:"):
+                self.new(group_class, group, [name, members])
+                self.add(f"{group}.{name.name} = {key}")
+                self.add(f"{group}.{members.name} = []")
+                self.add(f"{groups}[{key}] = {group}")
+            self.add(f"{group}.{members.name}.append({value})")
+            self.may_pause()
+        self.add(f"{target} = [*{groups}.values()]")
+
+    def may_pause(self) -> None:
+        if self.in_steps:
+            with self.block("if p >= stop:"):
+                self.add("stop = p + STEP")
+                self.add("yield")
+
+    def fixed_elements(self, field: Field, target: str, count: str, size: int) -> None:
+        code = CODES[field.kind]  # type: ignore[index]
+        first, last = ("", "") if field.is_tuple else ("[*", "]")
         with self.block(f"if {count} < {_SHORT}:"):
-            self.add(f"{target} = [*{self.short_arrays('unpack_from', code)}[{count}](data, p)]")
+            self.add(f"{target} = {first}{self.short_arrays('unpack_from', code)}[{count}](data, p){last}")
         with self.block("else:"):
-            self.add(f"{target} = [*unpack_from(f'>{{{count}}}{code}', data, p)]")
+            self.add(f"{target} = {first}unpack_from(f'>{{{count}}}{code}', data, p){last}")
         self.add(f"p += {count}" if size == 1 else f"p += {count} * {size}")
 
 
@@ -525,9 +572,34 @@ class _EncoderWriter(_Writer):
     def structure(self, struct_class: type[Struct], variable: str) -> None:
         if self._tells_errors:
             self._tell_errors(struct_class, variable)
-        for one in self.plain_fields(struct_class):
+        fields = self.plain_fields(struct_class)
+        if issubclass(struct_class, Kept) and issubclass(struct_class, Request):
+            self.kept_request(struct_class, fields)
+            return
+        self.fields(struct_class, fields, variable)
+
+    def kept_request(self, request: Any, fields: list[Field]) -> None:
+        """What follows the field `kept_behind` is encoded once."""
+        names = [one.name for one in fields_of(request)]
+        own = [one for one in fields if names.index(one.name) <= names.index(request.kept_behind)]
+        for one in own:
+            self.field(one, f"m.{one.name}")
+        self.flush()
+        self.add("buffers.append(out)")
+        self.add(f"out = m._encoded.get({self.version})")
+        with self.block("if out is None:"):
+            self.add("out = bytearray()")
+            if self.in_steps:
+                self.add("stop = STEP")
+            self.fields(request, fields[len(own) :], "m")
+            self.flush()
+            self.add(f"m._encoded[{self.version}] = out")
+
+    def fields(self, struct_class: type[Struct], fields: list[Field], variable: str) -> None:
+        """Writes these fields, and the tagged ones."""
+        for one in fields:
             self.field(one, f"{variable}.{one.name}")
-        if not self.flexible:
+        if not self.has_tags(struct_class):
             return
         tagged = self.tagged_fields(struct_class)
         if not tagged:
@@ -573,7 +645,9 @@ class _EncoderWriter(_Writer):
 
     def field(self, field: Field, source: str) -> None:
         nullable = self.version in field.nullable
-        if field.is_array:
+        if self.version in field.flat:
+            self.flat_array(field.kind, source)
+        elif field.is_array:
             self.array(field.kind, source, nullable)
         elif not isinstance(field.kind, str):
             self.inner_struct(field.kind, source, nullable)
@@ -610,10 +684,14 @@ class _EncoderWriter(_Writer):
             self.add(f"{length} = {0 if self.flexible else -1} if {value} is None else {measured}")
         else:
             self.add(f"{length} = {measured}")
+        self.prefix(length, code)
+        return length
+
+    def prefix(self, length: str, code: str) -> None:
         if not self.flexible:
             self._run.append((length, code))
             self.flush()
-            return length
+            return
         before = list(self._run)
         with self.block(f"if {length} < 128:"):
             self._run.append((length, "B"))
@@ -622,7 +700,6 @@ class _EncoderWriter(_Writer):
             self._run = before
             self.flush()
             self.add(f"out += varint({length})")
-        return length
 
     def text(self, source: str, nullable: bool) -> None:
         value = self.name("v")
@@ -669,12 +746,43 @@ class _EncoderWriter(_Writer):
             if isinstance(kind, str):
                 self.field(_element(kind), value)
             else:
-                self.structure(kind, value)
+                self.element(kind, value)
             self.flush()
-            if self.in_steps:
-                with self.block("if len(out) >= stop:"):
-                    self.add("stop = len(out) + STEP")
-                    self.add("yield")
+            self.may_pause()
+
+    def element(self, kind: type[Struct], value: str) -> None:
+        if not issubclass(kind, Kept):
+            self.structure(kind, value)
+            return
+        self.flush()
+        encode = self.constant("encode", _kept_encoder(kind, self.version, self.flexible))
+        kept = self.name("k")
+        self.add(f"{kept} = {value}._encoded")
+        with self.block(f"if {kept} is None or {kept}[0] != {self.version}:"):
+            self.add(f"{kept} = {value}._encoded = ({self.version}, {encode}({value}))")
+        self.add(f"out += {kept}[1]")
+
+    def flat_array(self, kind: Any, source: str) -> None:
+        name, members, member_class = self.group(kind)
+        groups, group, length, value, outer, key = (self.name(prefix) for prefix in ("a", "g", "n", "x", "out", "v"))
+        self.add(f"{groups} = {source}")
+        self.add(f"{length} = {int(self.flexible)} + sum([len({group}.{members.name}) for {group} in {groups}])")
+        self.prefix(length, "i")
+        with self.block(f"for {group} in {groups}:"):
+            self.add(f"{outer}, out = out, bytearray()")
+            self.text(f"{group}.{name.name}", False)
+            self.add(f"{key}, out = out, {outer}")
+            with self.block(f"for {value} in {group}.{members.name}:"):
+                self.add(f"out += {key}")
+                self.element(member_class, value)
+                self.flush()
+                self.may_pause()
+
+    def may_pause(self) -> None:
+        if self.in_steps:
+            with self.block("if len(out) >= stop:"):
+                self.add("stop = len(out) + STEP")
+                self.add("yield")
 
     def fixed_elements(self, code: str, values: str, length: str) -> None:
         first = 1 if self.flexible else 0
@@ -684,6 +792,23 @@ class _EncoderWriter(_Writer):
                 self.add(f"out += {self.short_arrays('pack', code)}[{count}](*{values})")
             with self.block("else:"):
                 self.add(f"out += pack(f'>{{{count}}}{code}', *{values})")
+
+
+def _nothing_kept(struct_class: type[Struct]) -> str:
+    """What a `Kept` has before it is encoded."""
+    return "{}" if issubclass(struct_class, Request) else "None"
+
+
+@cache
+def _kept_encoder(struct_class: type[Struct], version: int, flexible: bool) -> Callable[[Any], bytes]:
+    writer = _EncoderWriter(version, flexible, False)
+    with writer.block("def function(m):"):
+        writer.add("out = bytearray()")
+        writer.structure(struct_class, "m")
+        writer.flush()
+        writer.add("return bytes(out)")
+    encoder: Callable[[Any], bytes] = writer.function(f"encode {struct_class.__name__} {version}")
+    return encoder
 
 
 # -- the functions ----------------------------------------------------------------------------------------------------
@@ -822,7 +947,8 @@ def _has_error_codes(struct_class: type[Struct]) -> bool:
 
 
 def compile_init(struct_class: type[Struct]) -> None:
-    """Gives a struct its own `__init__`, which takes fields by name. A field without a default must be given."""
+    """Gives a struct its own `__init__`, which takes fields by name; with `kw_only=False` also by their place. A field
+    without a default must be given."""
     writer = _Writer(0, False, False)
     fields = fields_of(struct_class)
     parameters = [
@@ -830,13 +956,17 @@ def compile_init(struct_class: type[Struct]) -> None:
         for one in fields
     ]
     writer.constants["NEW"] = object()
-    with writer.block(f"def function(self{', *, ' if parameters else ''}{', '.join(parameters)}):"):
+    made: Any = struct_class
+    if parameters and made._kw_only:
+        parameters.insert(0, "*")
+    with writer.block(f"def function({', '.join(['self', *parameters])}):"):
         for one in fields:
             is_new = one.makes_list and not one.is_required
             value = f"{writer.default(one)} if {one.name} is NEW else {one.name}" if is_new else one.name
             writer.add(f"self.{one.name} = {value}")
+        if issubclass(struct_class, Kept):
+            writer.add(f"self._encoded = {_nothing_kept(struct_class)}")
         writer.add("return None")
-    made: Any = struct_class
     made.__init__ = writer.function(f"{struct_class.__name__}.__init__")
     # Errors about arguments show this name.
     made.__init__.__qualname__ = f"{struct_class.__qualname__}.__init__"

@@ -17,58 +17,18 @@ class UnencodableMessage(Exception):
     """A message with a value that its field cannot hold. The program that made the message is at fault."""
 
 
-def unencodable(message: Any, message_class: type, version: int, flexible: bool, error: Exception) -> Exception:
+def unencodable(message: Any, message_class: type[Struct], version: int, flexible: bool, error: Exception) -> Exception:
     """The error to raise for a message whose encoder has raised `error`."""
     name = message_class.__name__
     if not isinstance(message, message_class):
         return UnencodableMessage(f"{name} v{version}: it is a {type(message).__name__}")
-    if isinstance(message, Struct):
-        found = _fault_of_struct(message, version, flexible)
-    else:
-        found = _fault_in_shape(_SHAPES.get(name), message, flexible)
-    path, reason = found or ((), f"{type(error).__name__}: {error}")
+    path, reason = _fault_of_struct(message, version, flexible) or ((), f"{type(error).__name__}: {error}")
     where = ".".join(path).replace(".[", "[")
     return UnencodableMessage(": ".join(filter(None, (f"{name} v{version}", where, reason))))
 
 
 _Fault = tuple[tuple[str, ...], str] | None
 """The path of a value, and why it cannot be encoded; None if it can."""
-
-
-_ERROR_CODES = [("Int32", "Int16")]
-_SHAPES: dict[str, Any] = {
-    "LeaderAndIsrResponse": {
-        "error_code": "Int16",
-        "topics": [{"topic": "String", "topic_id": "Uuid", "partitions": _ERROR_CODES}],
-    },
-    "StopReplicaResponse": {"error_code": "Int16", "topics": {"*": _ERROR_CODES}},
-    "UpdateMetadataResponse": {"error_code": "Int16"},
-}
-"""What the hand-written responses hold, for they are not in the notation. The star stands for every key of a dict."""
-
-
-def _fault_in_shape(shape: Any, value: Any, flexible: bool) -> _Fault:
-    if shape is None:
-        return None
-    if isinstance(shape, str):
-        return None if _fits(shape, value, flexible) else ((), f"{_shown(value)} does not fit {shape}")
-    parts: list[tuple[str, Any, Any]]
-    if isinstance(shape, dict) and "*" not in shape:
-        parts = [(name, inner, getattr(value, name)) for name, inner in shape.items()]
-    elif isinstance(shape, dict) and isinstance(value, dict):
-        parts = [(str(key), shape["*"], one) for key, one in value.items()]
-    elif isinstance(shape, list) and isinstance(value, (list, tuple)):
-        parts = [(f"[{position}]", shape[0], one) for position, one in enumerate(value)]
-    elif isinstance(shape, tuple) and isinstance(value, tuple) and len(value) == len(shape):
-        parts = [(f"[{position}]", *both) for position, both in enumerate(zip(shape, value, strict=True))]
-    else:
-        return (), f"{_shown(value)} is not a {type(shape).__name__}"
-    for name, inner, one in parts:
-        found = _fault_in_shape(inner, one, flexible)
-        if found is not None:
-            path, reason = found
-            return (name, *path), reason
-    return None
 
 
 def _fault_of_struct(message: Struct, version: int, flexible: bool) -> _Fault:

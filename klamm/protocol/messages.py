@@ -1,10 +1,9 @@
 """The only entry point to Kafka's messages: decodes and encodes frames of every API and version.
 
 Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
-when they are first needed. Three APIs still have hand-written messages and codecs (`apis/__init__.py` names
-them and says why). Requests and responses are decoded strictly, with one exception: bytes after a request are ignored,
-as in Kafka, because clients send some. librdkafka (up to 2.16 at least) sends three after a Metadata request for all
-topics, kafka-go one after DescribeAcls version 2.
+when they are first needed. Requests and responses are decoded strictly, with one exception: bytes after a request are
+ignored, as in Kafka, because clients send some. librdkafka (up to 2.16 at least) sends three after a Metadata request
+for all topics, kafka-go one after DescribeAcls version 2.
 
 What must stay true:
 - A message does not have a version; the caller names the version when it encodes the message.
@@ -16,7 +15,7 @@ What must stay true:
 import contextlib
 import struct
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from klamm.base.slices import Steps, in_one_go
@@ -26,7 +25,6 @@ from klamm.protocol.apis import (
     ADVERTISED_MAX,
     ADVERTISED_MIN,
     FLEXIBLE_FROM,
-    HAND_WRITTEN,
     api_of,
     load_all,
     request_class,
@@ -69,8 +67,9 @@ __all__ = [
     "response_steps",
 ]
 
-# The most elements in all arrays of a request together, by its size class.
-MAX_ELEMENTS = {Size.SMALL: 10_000, Size.LIST: 100_000, Size.WHOLE: 100_000}
+# The most elements in all arrays of a request together, by its size class. 100,000 partitions with the ids of their
+# replicas hold up to 5,000,000.
+MAX_ELEMENTS = {Size.SMALL: 10_000, Size.LIST: 100_000, Size.WHOLE: 100_000, Size.STATE: 5_000_000}
 # A response of this size or more is decoded in steps.
 LARGE_RESPONSE_BYTES = 16 * 1024
 
@@ -135,122 +134,65 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
 
 @cache
 def _request_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
-    _check_served(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is not None:
-        decoder: compiler.Decoder = own.request_decoder(version)
-        return decoder
-    return compiler.compile_decoder(
-        request_class(api_key),
-        version,
-        _is_flexible(api_key, version),
-        MAX_ELEMENTS[_api(api_key).size],
-        has_end=False,
-    )
+    max_elements = MAX_ELEMENTS[_api(api_key).size]
+    return compiler.compile_decoder(*_served(request_class, api_key, version), max_elements, has_end=False)
 
 
 @cache
 def _request_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.DecoderInSteps:
-    _check_served(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is not None:
-        decoder: compiler.DecoderInSteps = own.request_steps(version)
-        return decoder
-    return compiler.compile_decoder_in_steps(
-        request_class(api_key),
-        version,
-        _is_flexible(api_key, version),
-        MAX_ELEMENTS[_api(api_key).size],
-        has_end=False,
-    )
+    max_elements = MAX_ELEMENTS[_api(api_key).size]
+    return compiler.compile_decoder_in_steps(*_served(request_class, api_key, version), max_elements, has_end=False)
 
 
 @cache
 def _response_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
-    _check_known(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is not None:
-        decoder: compiler.Decoder = own.response_decoder(version)
-        return decoder
-    return compiler.compile_decoder(
-        response_class(api_key), version, _is_flexible(api_key, version), RESPONSE_MAX_ELEMENTS
-    )
+    return compiler.compile_decoder(*_known(response_class, api_key, version), RESPONSE_MAX_ELEMENTS)
 
 
 @cache
 def _response_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.DecoderInSteps:
-    _check_known(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is not None:
-        decoder: compiler.DecoderInSteps = own.response_steps(version)
-        return decoder
-    return compiler.compile_decoder_in_steps(
-        response_class(api_key), version, _is_flexible(api_key, version), RESPONSE_MAX_ELEMENTS
-    )
+    return compiler.compile_decoder_in_steps(*_known(response_class, api_key, version), RESPONSE_MAX_ELEMENTS)
 
 
 @cache
 def _request_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
-    _check_known(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is not None:
-        return partial(own.encode_request, version)
-    return compiler.compile_encoder(request_class(api_key), version, _is_flexible(api_key, version))
+    return compiler.compile_encoder(*_known(request_class, api_key, version))
 
 
 @cache
 def _request_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
-    _check_known(api_key, version)
-    return compiler.compile_encoder_in_steps(request_class(api_key), version, _is_flexible(api_key, version))
+    return compiler.compile_encoder_in_steps(*_known(request_class, api_key, version))
 
 
 @cache
 def _response_encoder(api_key: ApiKey, version: int) -> compiler.ResponseEncoder:
-    _check_served(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is None:
-        return compiler.compile_response_encoder(response_class(api_key), version, _is_flexible(api_key, version))
-    count_errors = error_counter(api_key)
-
-    def encode(message: Any, codes: list[int]) -> list[Buffer]:
-        buffers: list[Buffer] = own.encode_response(version, message)
-        counts: dict[int, int] = {}
-        count_errors(message, counts)
-        for code, count in counts.items():
-            codes += [code] * count
-        return buffers
-
-    return encode
+    return compiler.compile_response_encoder(*_served(response_class, api_key, version))
 
 
 @cache
 def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
-    _check_served(api_key, version)
-    own = HAND_WRITTEN.get(api_key)
-    if own is not None:
-        return partial(own.encode_response_steps, version)
-    return compiler.compile_encoder_in_steps(response_class(api_key), version, _is_flexible(api_key, version))
+    return compiler.compile_encoder_in_steps(*_served(response_class, api_key, version))
 
 
 @cache
 def _error_counter_in_steps(api_key: ApiKey) -> compiler.ErrorCounterInSteps:
-    own = HAND_WRITTEN.get(api_key)
-    if own is None:
-        return compiler.compile_error_counter_in_steps(response_class(api_key))
-    counter: compiler.ErrorCounterInSteps = own.count_errors_steps
-    return counter
+    return compiler.compile_error_counter_in_steps(response_class(api_key))
+
+
+def _served(class_of: Callable[[ApiKey], Any], api_key: ApiKey, version: int) -> tuple[Any, int, bool]:
+    """The class, the version, and whether it is flexible, of a message that brokers understand."""
+    _check_version(api_key, version, _api(api_key).versions)
+    return class_of(api_key), version, _is_flexible(api_key, version)
+
+
+def _known(class_of: Callable[[ApiKey], Any], api_key: ApiKey, version: int) -> tuple[Any, int, bool]:
+    """As `_served`, of a message that clients understand."""
+    _check_version(api_key, version, _api(api_key).known)
+    return class_of(api_key), version, _is_flexible(api_key, version)
 
 
 def _is_flexible(api_key: ApiKey, version: int) -> bool:
     return version >= FLEXIBLE_FROM[api_key]
-
-
-def _check_served(api_key: ApiKey, version: int) -> None:
-    _check_version(api_key, version, _api(api_key).versions)
-
-
-def _check_known(api_key: ApiKey, version: int) -> None:
-    _check_version(api_key, version, _api(api_key).known)
 
 
 def _api(api_key: ApiKey) -> Api:
@@ -366,19 +308,11 @@ def _large_body_steps(
     message: Any,
 ) -> Steps[list[Buffer]] | None:
     try:
-        if not _is_large(api_key, message):
+        if not compiler.is_large(message):
             return None
     except Exception as error:
         raise _unencodable(class_of(api_key), api_key, version, message, error) from error
     return _encode_in_steps(class_of(api_key), encoder_in_steps(api_key, version), api_key, version, message)
-
-
-def _is_large(api_key: ApiKey, message: Any) -> bool:
-    own = HAND_WRITTEN.get(api_key)
-    if own is None:
-        return compiler.is_large(message)
-    # An UpdateMetadata response has no list; requests of the controller are encoded in pieces beforehand.
-    return isinstance(message, own.RESPONSE_CLASS) and api_key is not ApiKey.UPDATE_METADATA and own.is_large(message)
 
 
 def _encode_in_steps(
@@ -423,7 +357,7 @@ def decode_response(api_key: ApiKey, version: int, frame: Buffer) -> Any:
 
 def response_steps(api_key: ApiKey, version: int, frame: Buffer) -> Steps[Any] | None:
     """As `decode_response`, in steps; None for a response that is not large enough for that."""
-    if len(frame) < LARGE_RESPONSE_BYTES or api_key is ApiKey.UPDATE_METADATA:
+    if len(frame) < LARGE_RESPONSE_BYTES:
         return None
     return _response_decoder_in_steps(api_key, version)(frame, _response_body_position(api_key, version, frame))
 

@@ -5,13 +5,9 @@ IndexError or struct.error where the frame ends too early, which the reader of t
 """
 
 import struct
-from collections.abc import Sequence
 from uuid import UUID
 
 Buffer = bytes | bytearray | memoryview
-
-# The partitions that one step of decoding reads, in a millisecond or two.
-PARTITIONS_PER_STEP = 1000
 
 # As in Kafka, also for strings whose length field could be larger, so that every version can encode every string.
 MAX_STRING_BYTES = 2**15 - 1
@@ -165,15 +161,6 @@ def read_int32_array(data: Buffer, position: int, flexible: bool, elements: list
     return struct.unpack_from(f">{count}i", data, position), position + 4 * count
 
 
-def read_uuid(data: Buffer, position: int) -> tuple[UUID | None, int]:
-    """A UUID; zeros mean None. Raises IndexError when the frame ends within it."""
-    end = position + 16
-    if end > len(data):
-        raise IndexError
-    value = bytes(data[position:end])
-    return (None if value == _ZERO_UUID else UUID(bytes=value)), end
-
-
 def read_records(data: Buffer, position: int, flexible: bool) -> tuple[memoryview | None, int]:
     """Records or bytes as a part of the frame's own memory, or null."""
     if flexible:
@@ -212,24 +199,6 @@ def string(value: str) -> bytes:
 
 def nullable_string(value: str | None) -> bytes:
     return b"\xff\xff" if value is None else string(value)
-
-
-def compact_string(value: str) -> bytes:
-    text = value.encode()
-    return unsigned_varint(len(text) + 1) + text
-
-
-def compact_nullable_string(value: str | None) -> bytes:
-    return b"\0" if value is None else compact_string(value)
-
-
-def length_prefix(length: int, flexible: bool) -> bytes:
-    """The length prefix of an array of `length` elements, or of that many bytes of records; -1 means null."""
-    return unsigned_varint(length + 1) if flexible else _INT32.pack(length)
-
-
-def int32_array(values: Sequence[int], flexible: bool) -> bytes:
-    return length_prefix(len(values), flexible) + struct.pack(f">{len(values)}i", *values)
 
 
 def uuid_bytes(value: UUID | None) -> bytes:

@@ -17,6 +17,7 @@ What must stay true:
   so does the constructor, for callers that know the class only at run time. That costs nothing: it is Python's own
   check of arguments. A decoder does not use the constructor.
 - A field that a version lacks reads as its default in that version. A default list is a new list each time.
+- A `Kept` struct does not change once it is in a message.
 - Creating a class only stores its annotations: a broker imports hundreds of classes when it starts. `fields_of`
   interprets them when a message is first made, encoded or decoded.
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, cast, dataclass_transform
 from uuid import UUID
 
 Int8: TypeAlias = int
@@ -76,10 +77,12 @@ class Size(IntEnum):
     LIST = 2
     """Topics and partitions, or a group's state."""
     WHOLE = 3
-    """Records, or the state of every partition: up to `socket.request.max.bytes`."""
+    """Records: up to `socket.request.max.bytes`."""
+    STATE = 4
+    """The state of every partition: the same bytes, and more elements."""
 
 
-SMALL, LIST, WHOLE = Size.SMALL, Size.LIST, Size.WHOLE
+SMALL, LIST, WHOLE, STATE = Size.SMALL, Size.LIST, Size.WHOLE, Size.STATE
 
 
 class Versions:
@@ -124,14 +127,23 @@ class Api:
 class _Given:
     """The arguments of `field`."""
 
-    __slots__ = ("default", "nullable", "tag", "tagged", "versions")
+    __slots__ = ("default", "flat", "nullable", "tag", "tagged", "versions")
 
-    def __init__(self, versions: str | None, default: Any, nullable: str | None, tag: int | None, tagged: str | None):
+    def __init__(
+        self,
+        versions: str | None,
+        default: Any,
+        nullable: str | None = None,
+        tag: int | None = None,
+        tagged: str | None = None,
+        flat: str | None = None,
+    ) -> None:
         self.versions = versions
         self.default = default
         self.nullable = nullable
         self.tag = tag
         self.tagged = tagged
+        self.flat = flat
 
 
 def field(
@@ -141,23 +153,40 @@ def field(
     nullable: str | None = None,
     tag: int | None = None,
     tagged: str | None = None,
+    flat: str | None = None,
 ) -> Any:
     """A field that only some versions have, or which may be null or is tagged in only some versions.
 
     A type with `| None` may be null in all versions unless `nullable` names some. `tagged` names the versions in which
     a field with a tag is a tagged field; the default is all versions that have the field. A tagged struct that is None
-    is left out.
+    is left out. `flat` names the versions in which an array of groups, each a name and a list of structs, is on the
+    wire an array of these structs, each behind the name of its group.
     """
-    return _Given(versions, default, nullable, tag, tagged)
+    return _Given(versions, default, nullable, tag, tagged, flat)
 
 
 class _StructType(type):
-    """Makes slots of a struct's annotations, and keeps the values that are assigned to them."""
+    """Makes slots of a struct's annotations, and keeps the values that are assigned to them.
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **options: Any) -> _StructType:
+    The constructor of a struct with `kw_only=False` also takes fields by their place, which costs half: for structs
+    that are made by the thousand. In the versions `untagged` of a flexible message, a struct has no tagged fields.
+    """
+
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        body: dict[str, Any],
+        *,
+        kw_only: bool = True,
+        untagged: str | None = None,
+        **options: Any,
+    ) -> _StructType:
         names = [name for name, kind in body.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
         body["_notes"] = {name: body.pop(name, _REQUIRED) for name in names}
         body["_wire"] = None
+        body["_kw_only"] = kw_only
+        body["_untagged"] = NEVER if untagged is None else Versions(untagged)
         body["__slots__"] = tuple(names)
         return super().__new__(mcs, name, bases, body, **options)
 
@@ -172,12 +201,12 @@ class Struct(_Noted):
 
     __slots__: ClassVar[tuple[str, ...]]
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *places: Any, **values: Any) -> None:
         # The first instance of a class makes the class's own `__init__`.
         from klamm.protocol.compiler import compile_init
 
         compile_init(type(self))
-        self.__init__(**values)  # type: ignore[misc]
+        self.__init__(*places, **values)  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
         # The first comparison makes the class's own `__eq__`.
@@ -191,6 +220,19 @@ class Struct(_Noted):
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in type(self).__slots__)
         return f"{type(self).__name__}({values})"
+
+    def replaced(self, **changes: Any) -> Self:
+        """A copy with other values in some fields."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).__slots__} | changes)
+
+
+class _Encoded:
+    __slots__ = ("_encoded",)
+    _encoded: Any
+
+
+class Kept(Struct, _Encoded):
+    """A struct whose encoding is kept with it, so that all messages that hold it share the encoding."""
 
 
 class Response(Struct):
@@ -208,7 +250,9 @@ class Answered(Generic[Answer_co]):
 
 
 class Request(Struct, Answered[Answer_co]):
-    """The body of a request."""
+    """The body of a request. All copies of a `Kept` one share what follows the field `kept_behind`."""
+
+    kept_behind: ClassVar[str]
 
     def __init_subclass__(
         cls, *, api: int, versions: str, flexible: str | None, size: Size, known: str | None = None
@@ -223,15 +267,28 @@ class Request(Struct, Answered[Answer_co]):
 class Field:
     """One field of a struct. `kind` is a type of the wire by its name, or the class of a struct."""
 
-    __slots__ = ("default", "is_array", "is_required", "kind", "name", "nullable", "tag", "tagged", "versions")
+    __slots__ = (
+        "default",
+        "flat",
+        "is_array",
+        "is_required",
+        "is_tuple",
+        "kind",
+        "name",
+        "nullable",
+        "tag",
+        "tagged",
+        "versions",
+    )
 
     def __init__(self, owner: type[Struct], name: str, annotation: str, note: Any) -> None:
-        given = note if isinstance(note, _Given) else _Given(None, note, None, None, None)
+        given = note if isinstance(note, _Given) else _Given(None, note)
         kind = annotation.removesuffix(" | None")
         may_be_null = kind != annotation
-        self.is_array = kind.startswith("list[")
+        self.is_tuple = kind.startswith("tuple[")
+        self.is_array = self.is_tuple or kind.startswith("list[")
         if self.is_array:
-            kind = kind[5:-1]
+            kind = kind[6:-6] if self.is_tuple else kind[5:-1]
         self.name = name
         self.kind: str | type[Struct] = kind if kind in ZEROS else _struct_class(owner, kind)
         self.versions = ALL if given.versions is None else Versions(given.versions)
@@ -241,11 +298,12 @@ class Field:
         else:
             self.nullable = ALL if given.nullable is None else Versions(given.nullable)
         self.tagged = NEVER if given.tag is None else ALL if given.tagged is None else Versions(given.tagged)
+        self.flat = NEVER if given.flat is None else Versions(given.flat)
         self.is_required = given.default is _REQUIRED
         if not self.is_required:
             self.default = given.default
         elif self.is_array:
-            self.default = []
+            self.default = () if self.is_tuple else []
         else:
             self.default = ZEROS[kind] if isinstance(self.kind, str) else None
 

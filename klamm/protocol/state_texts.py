@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
-from klamm.protocol.update_metadata import UpdateMetadataPartitionState
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.apis.update_metadata import UpdateMetadataPartitionState
 
 
 def leader_and_isr_text(topic: str, state: LeaderAndIsrPartitionState) -> str:
@@ -27,7 +27,7 @@ def stop_replica_text(partition: int, leader_epoch: int, delete: bool) -> str:
 
 def _leadership(topic: str, state: LeaderAndIsrPartitionState | UpdateMetadataPartitionState) -> str:
     return (
-        f"topicName='{topic}', partitionIndex={state.partition}, controllerEpoch={state.controller_epoch},"
+        f"topicName='{topic}', partitionIndex={state.partition_index}, controllerEpoch={state.controller_epoch},"
         f" leader={state.leader}, leaderEpoch={state.leader_epoch}, isr={ids(state.isr, ', ')},"
         f" zkVersion={state.zk_version}, replicas={ids(state.replicas, ', ')}"
     )

@@ -30,10 +30,10 @@ from klamm.config.topic import TopicConfig
 from klamm.net.response_memory import ResponseMemory
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import PartitionData
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
+from klamm.protocol.apis.stop_replica import StopReplicaRequest
+from klamm.protocol.apis.update_metadata import UpdateMetadataRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
-from klamm.protocol.stop_replica import StopReplicaRequest
-from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, UNKNOWN_OFFSET, PartitionKey
 from klamm.replication.fetched_records import PARTITIONS_PER_SLICE, read_records
 from klamm.replication.log_dir_moves import LogDirMoves

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from klamm.base.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch
 from klamm.base.slices import Slices, Steps
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest
+from klamm.protocol.apis.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopicState
 from klamm.protocol.state_texts import flag, ids, leader_and_isr_text, stop_replica_text, update_metadata_text
-from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopic
 from klamm.protocol.vocabulary import PartitionKey
 
 OFFLINE_DIRECTORY = "as the local replica for the partition is in an offline log directory"
@@ -84,7 +84,7 @@ class LeaderAndIsrLines(_RequestLines):
     def received(self, request: LeaderAndIsrRequest) -> None:
         if not self._informs:
             return
-        count = sum(len(topic.partitions) for topic in request.topics)
+        count = sum(len(topic.partition_states) for topic in request.topic_states)
         self._batch.add(
             logging.INFO,
             f"Handling LeaderAndIsr request correlationId {self._correlation_id} from controller {self._controller_id}"
@@ -293,31 +293,31 @@ class UpdateMetadataLines(_RequestLines):
 
     def cached(self, request: UpdateMetadataRequest) -> Steps[None]:
         """The metadata cache has applied the request. In steps, because TRACE writes a line for every partition."""
-        if not (self._informs and request.topics):
+        if not (self._informs and request.topic_states):
             return
         source = (
             f"in response to UpdateMetadata request sent by controller {self._controller_id} epoch {self._epoch} with"
             f" correlation id {self._correlation_id}"
         )
         added = deleted = 0
-        for topic in request.topics:
-            gone = sum(state.leader == LEADER_DURING_DELETE for state in topic.partitions)
+        for topic in request.topic_states:
+            gone = sum(state.leader == LEADER_DURING_DELETE for state in topic.partition_states)
             deleted += gone
-            added += len(topic.partitions) - gone
+            added += len(topic.partition_states) - gone
             if self.traces:
                 yield from self._cached_states(topic, source)
         self._batch.add(
             logging.INFO, f"Add {added} partitions and deleted {deleted} partitions from metadata cache {source}"
         )
 
-    def _cached_states(self, topic: UpdateMetadataTopic, source: str) -> Steps[None]:
+    def _cached_states(self, topic: UpdateMetadataTopicState, source: str) -> Steps[None]:
         slices = Slices(BATCH)
-        for state in topic.partitions:
-            name = _name((topic.topic, state.partition))
+        for state in topic.partition_states:
+            name = _name((topic.topic_name, state.partition_index))
             if state.leader == LEADER_DURING_DELETE:
                 self._batch.add(TRACE, f"Deleted {name} from metadata cache {source}")
             else:
-                text = f"Cached leader info {update_metadata_text(topic.topic, state)} for {name} {source}"
+                text = f"Cached leader info {update_metadata_text(topic.topic_name, state)} for {name} {source}"
                 self._batch.add(TRACE, text)
             if slices.spend():
                 yield

@@ -37,15 +37,20 @@ from typing import TypeVar
 from uuid import UUID
 
 from klamm.base.slices import SLICE, Slices, Steps, each, in_slices
-from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import (
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrPartitionError,
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
-    LeaderAndIsrTopicErrors,
+    LeaderAndIsrTopicError,
 )
-from klamm.protocol.stop_replica import StopReplicaRequest
-from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
+from klamm.protocol.apis.stop_replica import StopReplicaRequest
+from klamm.protocol.apis.update_metadata import (
+    LEADER_DURING_DELETE,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+)
+from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
 from klamm.replication.fetcher.fetch_state import InitialFetchState
 from klamm.replication.log_dir_moves import LogDirMoves
@@ -123,10 +128,10 @@ class StateChanges:
         hosted = self._hosted.all
         ended = 0
         slices = _slices()
-        for topic in request.topics:
-            name, topic_id = topic.topic, topic.topic_id
-            for state in topic.partitions:
-                partition = hosted.get((name, state.partition))
+        for topic in request.topic_states:
+            name, topic_id = topic.topic_name, topic.topic_id
+            for state in topic.partition_states:
+                partition = hosted.get((name, state.partition_index))
                 if partition is not None:
                     ended += self._end_if_over(partition, topic_id, state)
                     if slices.spend():
@@ -202,11 +207,11 @@ class StateChanges:
         following: list[_Change] = []
         codes: dict[PartitionKey, ErrorCode] = {}
         slices = _slices()
-        for topic in request.topics:
-            async for state in each(topic.partitions, slices):
-                key = topic.topic, state.partition
+        for topic in request.topic_states:
+            async for state in each(topic.partition_states, slices):
+                key = topic.topic_name, state.partition_index
                 if lines.traces:
-                    lines.received_state(topic.topic, state)
+                    lines.received_state(topic.topic_name, state)
                 codes[key] = self._check(key, topic.topic_id, state, lines)
                 if codes[key] is ErrorCode.NONE:
                     changes = leading if state.leader == self._broker_id else following
@@ -224,10 +229,10 @@ class StateChanges:
     async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
         new = []
         slices = _slices()
-        for topic in request.topics:
-            async for state in each(topic.partitions if is_legal_topic_name(topic.topic) else (), slices):
-                if self._is_new_here((topic.topic, state.partition), topic.topic_id):
-                    new.append(topic.topic)
+        for topic in request.topic_states:
+            async for state in each(topic.partition_states if is_legal_topic_name(topic.topic_name) else (), slices):
+                if self._is_new_here((topic.topic_name, state.partition_index), topic.topic_id):
+                    new.append(topic.topic_name)
                     break
         if new:
             await self._topic_configs.load(new)
@@ -253,7 +258,7 @@ class StateChanges:
                 return code
         partition = self._hosted.get(key)
         if partition is None:
-            if not is_legal_topic_name(key[0]) or state.partition < 0 or state.leader_epoch < 0:
+            if not is_legal_topic_name(key[0]) or state.partition_index < 0 or state.leader_epoch < 0:
                 _log.error("LeaderAndIsr for %r: %s is nothing that a controller decides", key, state)
                 return ErrorCode.INVALID_REQUEST
         else:
@@ -319,7 +324,7 @@ class StateChanges:
         lines: LeaderAndIsrLines,
     ) -> None:
         # The request has its leaders' addresses; the metadata cache may be older.
-        leaders = {leader.broker_id: (leader.host, leader.port) for leader in request.live_leaders}
+        leaders = {leader.broker_id: (leader.host_name, leader.port) for leader in request.live_leaders}
         to_fetch: dict[PartitionKey, InitialFetchState] = {}
         stopped = 0
         slices = _slices()
@@ -478,13 +483,16 @@ def _response(
     request: LeaderAndIsrRequest, code: ErrorCode, codes: Mapping[PartitionKey, ErrorCode]
 ) -> Steps[LeaderAndIsrResponse]:
     """The response. A partition that is not in `codes` gets `code`, the request's own error code."""
-    answers: list[LeaderAndIsrTopicErrors] = []
+    answers: list[LeaderAndIsrTopicError] = []
     slices = Slices(ANSWERS_PER_SLICE)
-    for topic in request.topics:
-        errors: list[tuple[int, int]] = [
-            (state.partition, codes.get((topic.topic, state.partition), code)) for state in topic.partitions
+    for topic in request.topic_states:
+        errors = [
+            LeaderAndIsrPartitionError(
+                state.partition_index, codes.get((topic.topic_name, state.partition_index), code)
+            )
+            for state in topic.partition_states
         ]
-        answers.append(LeaderAndIsrTopicErrors(topic.topic, topic.topic_id, errors))
+        answers.append(LeaderAndIsrTopicError(topic.topic_name, topic.topic_id, errors))
         if slices.spend(1 + len(errors)):
             yield
     return LeaderAndIsrResponse(code, answers)
@@ -493,7 +501,10 @@ def _response(
 def _stops(request: StopReplicaRequest) -> dict[PartitionKey, tuple[int, bool]]:
     """Partition -> (leader epoch, whether to delete it)."""
     return {
-        (topic.topic, state.partition): (state.leader_epoch, state.delete)
-        for topic in request.topics
-        for state in topic.partitions
+        (topic.topic_name, state.partition_index): (
+            state.leader_epoch,
+            state.delete_partition or request.delete_partitions,
+        )
+        for topic in request.topic_states
+        for state in topic.partition_states
     }

@@ -13,25 +13,25 @@ from klamm.broker.requests.security import Operation
 from klamm.broker.start.broker import Broker
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
-from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic
-from klamm.protocol.messages import ApiKey
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopicState
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import ErrorCode
+from klamm.protocol.messages import ApiKey
 from support.authorizing import Allows
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, OneBroker, batch, running, until, values
 
 NONE = ErrorCode.NONE
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH
-LIVE = [UpdateMetadataBroker(0, (UpdateMetadataEndpoint(1, "h", "PLAINTEXT", 0),))]
+LIVE = [UpdateMetadataBroker(id=0, v0_host="h", v0_port=1, endpoints=[UpdateMetadataEndpoint(1, "h", "PLAINTEXT", 0)])]
 
 
 class Controller:
@@ -47,24 +47,38 @@ class Controller:
 
     async def lead(self, topic: str, leader_epoch: int, version: int = 4, **state: Any) -> tuple[int, list[Any]]:
         """The error code of the request, and those of its partitions."""
-        topics = [LeaderAndIsrTopic(topic, None, [self.state(leader_epoch, **state)])]
-        body = LeaderAndIsrRequest(0, self.epoch, self.broker_epoch, topics)
+        topics = [LeaderAndIsrTopicState(topic, None, [self.state(leader_epoch, **state)])]
+        body = LeaderAndIsrRequest(
+            controller_id=0, controller_epoch=self.epoch, broker_epoch=self.broker_epoch, topic_states=topics
+        )
         response = await self.client.request(ApiKey.LEADER_AND_ISR, version, body)
-        return response.error_code, [code for one in response.topics for _, code in one.partitions]
+        return response.error_code, [one.error_code for topic in response.topics for one in topic.partition_errors]
 
     async def update(self, topic: str, leader_epoch: int, version: int = 7, *, leader: int = 0) -> int:
         state = UpdateMetadataPartitionState(0, self.epoch, leader, leader_epoch, (0,), 0, (0,))
-        topics = [UpdateMetadataTopic(topic, None, [state])]
-        body = UpdateMetadataRequest(0, self.epoch, self.broker_epoch, topics, LIVE)
+        topics = [UpdateMetadataTopicState(topic, None, [state])]
+        body = UpdateMetadataRequest(
+            controller_id=0,
+            controller_epoch=self.epoch,
+            broker_epoch=self.broker_epoch,
+            topic_states=topics,
+            live_brokers=LIVE,
+        )
         return int((await self.client.request(ApiKey.UPDATE_METADATA, version, body)).error_code)
 
     async def stop_replica(
         self, topic: str, leader_epoch: int = -1, version: int = 3, *, delete: bool = False
     ) -> tuple[int, list[int]]:
         state = StopReplicaPartitionState(0, leader_epoch, delete)
-        body = StopReplicaRequest(0, self.epoch, self.broker_epoch, [StopReplicaTopic(topic, None, [state])])
+        body = StopReplicaRequest(
+            controller_id=0,
+            controller_epoch=self.epoch,
+            broker_epoch=self.broker_epoch,
+            delete_partitions=delete,
+            topic_states=[StopReplicaTopicState(topic, [state])],
+        )
         response = await self.client.request(ApiKey.STOP_REPLICA, version, body)
-        return response.error_code, [code for errors in response.topics.values() for _, code in errors]
+        return response.error_code, [one.error_code for one in response.partition_errors]
 
 
 async def leader_epoch(client: Client, topic: str) -> int | None:
@@ -87,9 +101,17 @@ async def test_brokers_whose_listeners_differ_are_told_of_in_the_log(
         own, other = UpdateMetadataEndpoint(1, "h", "PLAINTEXT", 0), UpdateMetadataEndpoint(2, "h", "OTHER", 0)
 
         async def update(**live: tuple[UpdateMetadataEndpoint, ...]) -> list[str]:
-            brokers = [UpdateMetadataBroker(int(name[1:]), endpoints) for name, endpoints in live.items()]
+            brokers = [
+                UpdateMetadataBroker(id=int(name[1:]), endpoints=list(endpoints)) for name, endpoints in live.items()
+            ]
             controller = Controller(cluster, client)
-            body = UpdateMetadataRequest(0, controller.epoch, controller.broker_epoch, [], brokers)
+            body = UpdateMetadataRequest(
+                controller_id=0,
+                controller_epoch=controller.epoch,
+                broker_epoch=controller.broker_epoch,
+                topic_states=[],
+                live_brokers=brokers,
+            )
             code = int((await client.request(ApiKey.UPDATE_METADATA, 7, body)).error_code)
             told = [record.getMessage() for record in caplog.records if "Listeners" in record.getMessage()]
             caplog.clear()

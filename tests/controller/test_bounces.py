@@ -67,8 +67,8 @@ async def test_who_has_bounced_leaves_the_isr_before_anybody_is_told(
             (state.leader, state.leader_epoch, state.isr)
             for sent in scene.take()
             if sent.api_key is ApiKey.LEADER_AND_ISR
-            for topic in sent.body.topics
-            for state in topic.partitions
+            for topic in sent.body.topic_states
+            for state in topic.partition_states
         }
         assert told == {decided}
 

@@ -11,19 +11,19 @@ from klamm.base.slices import in_one_go
 from klamm.controller import coalescing
 from klamm.controller.coalescing import QueuedRequest, coalesce
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.leader_and_isr import (
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrLiveLeader,
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
-    LeaderAndIsrTopic,
-    LiveLeader,
+    LeaderAndIsrTopicState,
 )
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
 
 UPDATE, LEAD, STOP = ApiKey.UPDATE_METADATA, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA
@@ -35,8 +35,17 @@ def queued(api_key: ApiKey, body: Any, told: object = None) -> QueuedRequest:
 
 def update(epoch: int, *partitions: int, leader: int = 1, topic_id: UUID | None = None) -> QueuedRequest:
     states = [UpdateMetadataPartitionState(number, 1, leader, epoch, (1,), 0, (1,)) for number in partitions]
-    topics = [UpdateMetadataTopic("t", topic_id, states)] if states else []
-    return queued(UPDATE, UpdateMetadataRequest(7, 1, 100, topics, [UpdateMetadataBroker(epoch, ())]))
+    topics = [UpdateMetadataTopicState("t", topic_id, states)] if states else []
+    return queued(
+        UPDATE,
+        UpdateMetadataRequest(
+            controller_id=7,
+            controller_epoch=1,
+            broker_epoch=100,
+            topic_states=topics,
+            live_brokers=[UpdateMetadataBroker(id=epoch, endpoints=[])],
+        ),
+    )
 
 
 def delete(epoch: int, *partitions: int) -> QueuedRequest:
@@ -45,13 +54,28 @@ def delete(epoch: int, *partitions: int) -> QueuedRequest:
 
 def lead(epoch: int, *partitions: int, is_new: bool = False) -> QueuedRequest:
     states = [LeaderAndIsrPartitionState(p, 1, 1, epoch, (1,), 0, (1,), (), (), is_new) for p in partitions]
-    leaders = [LiveLeader(1, "host", epoch)]
-    return queued(LEAD, LeaderAndIsrRequest(7, 1, 100, [LeaderAndIsrTopic("t", None, states)], leaders))
+    leaders = [LeaderAndIsrLiveLeader(1, "host", epoch)]
+    return queued(
+        LEAD,
+        LeaderAndIsrRequest(
+            controller_id=7,
+            controller_epoch=1,
+            broker_epoch=100,
+            topic_states=[LeaderAndIsrTopicState("t", None, states)],
+            live_leaders=leaders,
+        ),
+    )
 
 
 def stop(epoch: int, *partitions: int, deletes: bool = False, told: object = None) -> QueuedRequest:
     states = [StopReplicaPartitionState(number, epoch, deletes) for number in partitions]
-    return queued(STOP, StopReplicaRequest(7, 1, 100, [StopReplicaTopic("t", None, states)]), told)
+    return queued(
+        STOP,
+        StopReplicaRequest(
+            controller_id=7, controller_epoch=1, broker_epoch=100, topic_states=[StopReplicaTopicState("t", states)]
+        ),
+        told,
+    )
 
 
 def summary(requests: list[QueuedRequest]) -> list[tuple[str, dict[int, int]]]:
@@ -59,7 +83,11 @@ def summary(requests: list[QueuedRequest]) -> list[tuple[str, dict[int, int]]]:
     return [
         (
             request.api_key.name,
-            {state.partition: state.leader_epoch for topic in request.body.topics for state in topic.partitions},
+            {
+                state.partition_index: state.leader_epoch
+                for topic in request.body.topic_states
+                for state in topic.partition_states
+            },
         )
         for request in requests
     ]
@@ -94,7 +122,7 @@ def test_what_is_left(waiting: list[QueuedRequest], left: list[tuple[str, dict[i
 
 def test_what_is_new_stays_new() -> None:
     (left,) = in_one_go(coalesce([lead(1, 0, is_new=True), lead(2, 0)]))
-    (state,) = left.body.topics[0].partitions
+    (state,) = left.body.topic_states[0].partition_states
     assert (state.leader_epoch, state.is_new) == (2, True)
 
 
@@ -102,7 +130,7 @@ def test_a_replica_that_was_not_new_does_not_become_new() -> None:
     """A reassignment that goes on tells its added replicas that they are new, even one that is in sync for long. Its
     broker is told before that the replica is not new; otherwise it gets an empty log while its disk is offline."""
     (left,) = in_one_go(coalesce([lead(1, 0), lead(2, 0, is_new=True)]))
-    (state,) = left.body.topics[0].partitions
+    (state,) = left.body.topic_states[0].partition_states
     assert (state.leader_epoch, state.is_new) == (2, False)
 
 
@@ -110,9 +138,9 @@ def test_what_concerns_the_whole_request_is_that_of_the_last_one() -> None:
     topic_id = UUID(int=5)
     waiting = [update(1, 0), lead(1, 0), update(2, 1, topic_id=topic_id), lead(2, 0)]
     metadata, leadership = in_one_go(coalesce(waiting))
-    assert metadata.body.live_brokers == [UpdateMetadataBroker(2, ())]
-    assert [(topic.topic_id, len(topic.partitions)) for topic in metadata.body.topics] == [(topic_id, 2)]
-    assert leadership.body.live_leaders == [LiveLeader(1, "host", 2)]
+    assert metadata.body.live_brokers == [UpdateMetadataBroker(id=2, endpoints=[])]
+    assert [(topic.topic_id, len(topic.partition_states)) for topic in metadata.body.topic_states] == [(topic_id, 2)]
+    assert leadership.body.live_leaders == [LeaderAndIsrLiveLeader(1, "host", 2)]
     assert (leadership.body.broker_epoch, leadership.body.controller_epoch) == (100, 1)
 
 
@@ -144,14 +172,14 @@ class Broker:
     def take(self, request: QueuedRequest) -> None:
         if request.api_key is UPDATE:
             self.alive = request.body.live_brokers
-        for state in (state for topic in request.body.topics for state in topic.partitions):
-            number = state.partition
+        for state in (state for topic in request.body.topic_states for state in topic.partition_states):
+            number = state.partition_index
             if request.api_key is LEAD:
                 self.epochs[number] = max(state.leader_epoch, self.epochs.get(number, 0))
                 self.fetching.add(number)
             elif request.api_key is STOP:
                 self.fetching.discard(number)
-                if state.delete:
+                if state.delete_partition:
                     self.epochs.pop(number, None)
                     self.data.discard(number)
             elif state.leader == LEADER_DURING_DELETE:

@@ -14,10 +14,10 @@ from klamm.controller.events import (
     TopicDeletionStopReplicaResponseReceived,
 )
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionError, LeaderAndIsrResponse, LeaderAndIsrTopicError
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import request_class
-from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes import requests
 from klamm.znodes.cluster import Features, FeatureStatus, encode_controller_epoch
 from klamm.znodes.controller_store import NO_CONTROLLER
@@ -36,15 +36,15 @@ def summary(sent: list[Sent]) -> list[tuple[int, str, Any]]:
     for request in sent:
         if request.api_key is ApiKey.STOP_REPLICA:
             told: list[Any] = [
-                (topic.topic, state.partition, state.delete)
-                for topic in request.body.topics
-                for state in topic.partitions
+                (topic.topic_name, state.partition_index, state.delete_partition)
+                for topic in request.body.topic_states
+                for state in topic.partition_states
             ]
         else:
             told = [
-                (topic.topic, state.partition, state.leader, state.leader_epoch)
-                for topic in request.body.topics
-                for state in topic.partitions
+                (topic.topic_name, state.partition_index, state.leader, state.leader_epoch)
+                for topic in request.body.topic_states
+                for state in topic.partition_states
             ]
         result.append((request.receiver, request.api_key.message_name, told))
     return result
@@ -363,9 +363,12 @@ async def test_a_new_topic(tmp_path: Path) -> None:
             (3, "UpdateMetadata", [("t", 0, 1, 0), ("t", 1, 3, 0)]),
         ]
         assert all(
-            state.is_new for r in of(sent, ApiKey.LEADER_AND_ISR) for topic in r.topics for state in topic.partitions
+            state.is_new
+            for r in of(sent, ApiKey.LEADER_AND_ISR)
+            for topic in r.topic_states
+            for state in topic.partition_states
         )
-        assert {topic.topic_id for r in of(sent, ApiKey.LEADER_AND_ISR) for topic in r.topics} == {TOPIC_ID}
+        assert {topic.topic_id for r in of(sent, ApiKey.LEADER_AND_ISR) for topic in r.topic_states} == {TOPIC_ID}
 
 
 async def test_a_topic_without_an_id_gets_one(tmp_path: Path) -> None:
@@ -658,7 +661,7 @@ async def test_a_broker_dies_and_comes_back(tmp_path: Path) -> None:
         assert sorted(summary(sent)[2][2]) == [("alone", 0, -1, 1), ("followed", 0, 3, 1), ("led", 0, 3, 1)]
         assert summary(sent)[:2] == [(1, "UpdateMetadata", []), (3, "UpdateMetadata", [])]
         first = of(sent, ApiKey.LEADER_AND_ISR, 2)[0]
-        assert sorted(topic.topic for topic in first.topics) == ["alone", "followed", "led"]
+        assert sorted(topic.topic_name for topic in first.topic_states) == ["alone", "followed", "led"]
 
 
 async def test_everybody_hears_of_a_death_that_changes_no_leader(tmp_path: Path) -> None:
@@ -727,7 +730,7 @@ async def test_a_failed_log_directory(tmp_path: Path) -> None:
         assert scene.controller.context.replicas_on_offline_dirs == {2: {("t", 0)}}
         assert await scene.store.client.children("/log_dir_event_notification") == []
         last = of(scene.take(), ApiKey.UPDATE_METADATA, 1)[-1]
-        assert last.topics[0].partitions[0].offline_replicas == (2,)
+        assert last.topic_states[0].partition_states[0].offline_replicas == (2,)
         # The broker starts with a disk that works.
         scene.offline = set()
         await scene.kill(2)
@@ -750,7 +753,9 @@ async def test_what_a_former_process_says_of_its_disks_counts_for_nothing(tmp_pa
     async with playing(tmp_path) as scene:
         await scene.start(1, 2)
         await scene.create("t", [2, 1])
-        failed = LeaderAndIsrResponse(0, [LeaderAndIsrTopicErrors("t", None, [(0, ErrorCode.KAFKA_STORAGE_ERROR)])])
+        failed = LeaderAndIsrResponse(
+            0, [LeaderAndIsrTopicError("t", None, [LeaderAndIsrPartitionError(0, ErrorCode.KAFKA_STORAGE_ERROR)])]
+        )
         for sender in former_senders(scene, 2):
             scene.controller.event_manager.put(LeaderAndIsrResponseReceived(sender, failed))
         await scene.settled()
@@ -766,11 +771,15 @@ async def test_what_a_former_process_says_of_a_deletion_counts_for_nothing(tmp_p
         scene.silent = {2}
         scene.take()
         await scene.store.mark_topic_for_deletion("t")
-        await scene.until(lambda: any(sent.body.topics[0].partitions[0].delete for sent in stops_of(scene, 2)))
-        asked = next(sent.body for sent in stops_of(scene, 2) if sent.body.topics[0].partitions[0].delete)
-        deleted = StopReplicaResponse(0, {"t": [(0, ErrorCode.NONE)]})
+        await scene.until(
+            lambda: any(sent.body.topic_states[0].partition_states[0].delete_partition for sent in stops_of(scene, 2))
+        )
+        asked = next(
+            sent.body for sent in stops_of(scene, 2) if sent.body.topic_states[0].partition_states[0].delete_partition
+        )
+        deleted = StopReplicaResponse(0, [StopReplicaPartitionError("t", 0, ErrorCode.NONE)])
         for sender in former_senders(scene, 2):
-            event = TopicDeletionStopReplicaResponseReceived(sender, deleted, asked.topics)
+            event = TopicDeletionStopReplicaResponseReceived(sender, deleted, asked.topic_states)
             scene.controller.event_manager.put(event)
         await scene.until(lambda: scene.is_idle(scene.controller))
         assert await scene.store.topic_names() == ["t"]
@@ -946,7 +955,9 @@ async def test_leaders_of_older_brokers_change_the_isr_themselves(tmp_path: Path
         await scene.until(lambda: _no_notifications(scene))
         await scene.settled()
         assert scene.controller.context.partition_leadership_info(("t", 0)) == changed
-        states = [topic.partitions[0] for r in of(scene.sent, ApiKey.UPDATE_METADATA, 1) for topic in r.topics]
+        states = [
+            topic.partition_states[0] for r in of(scene.sent, ApiKey.UPDATE_METADATA, 1) for topic in r.topic_states
+        ]
         assert states[0].isr == (2,)
 
 

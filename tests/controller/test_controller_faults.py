@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.stop_replica import StopReplicaResponse
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes.brokers import broker_path
 from klamm.znodes.topics import TopicAssignment, topic_path
 from klamm.zookeeper.keeper_exceptions import BadArguments

@@ -51,9 +51,9 @@ def told(scene: Scene) -> list[tuple[int, str, list[tuple[str, int, int, int]]]]
             sent.receiver,
             sent.api_key.message_name,
             [
-                (topic.topic, state.partition, state.leader, state.leader_epoch)
-                for topic in sent.body.topics
-                for state in topic.partitions
+                (topic.topic_name, state.partition_index, state.leader, state.leader_epoch)
+                for topic in sent.body.topic_states
+                for state in topic.partition_states
             ],
         )
         for sent in scene.take()

@@ -8,9 +8,9 @@ import pytest
 from klamm.controller import events
 from klamm.controller.events import ControllerRequestSender, ControllerState
 from klamm.protocol.apis.alter_isr import AlterIsrRequest
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.apis.stop_replica import StopReplicaResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
-from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.protocol.vocabulary import ElectionType
 from klamm.zookeeper.keeper_exceptions import SessionExpired
 

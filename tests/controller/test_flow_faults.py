@@ -256,7 +256,7 @@ async def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monk
         results = await scene.controller.alter_partition_reassignments({key: (2,) for key in (*all_of_t, ("u", 0))})
         refused = {key: error.code for key, error in results.items() if error is not None}
         assert refused == dict.fromkeys(all_of_t, ErrorCode.INVALID_REQUEST)
-        assert {topic.topic for sent in scene.take() for topic in getattr(sent.body, "topics", ())} == {"u"}
+        assert {topic.topic_name for sent in scene.take() for topic in sent.body.topic_states} == {"u"}
         assert await move(scene, 2) is ErrorCode.NONE
         monkeypatch.setattr(access, "MAX_REASSIGNED_ZNODE_BYTES", 100)
         assert await move(scene, 2, 3) is ErrorCode.INVALID_REQUEST

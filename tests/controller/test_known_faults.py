@@ -51,7 +51,10 @@ async def test_kafka_13342_a_broker_that_comes_back_does_not_begin_again_with_a_
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
         requests = [sent for sent in scene.take() if sent.receiver == 2]
         named = [
-            topic.topic for sent in requests if sent.api_key is ApiKey.LEADER_AND_ISR for topic in sent.body.topics
+            topic.topic_name
+            for sent in requests
+            if sent.api_key is ApiKey.LEADER_AND_ISR
+            for topic in sent.body.topic_states
         ]
         assert named == [], "it was told to lead or follow what is being deleted"
         assert [sent.api_key for sent in requests].count(ApiKey.STOP_REPLICA) == 2
@@ -132,17 +135,17 @@ async def test_kafka_13972_who_is_stopped_by_a_cancellation_has_an_older_epoch(t
             state.leader_epoch
             for sent in scene.take()
             if sent.api_key is ApiKey.LEADER_AND_ISR and sent.receiver == 3
-            for topic in sent.body.topics
-            for state in topic.partitions
+            for topic in sent.body.topic_states
+            for state in topic.partition_states
         ]
         await scene.controller.alter_partition_reassignments({("t", 0): None})
         stops = [
             state.leader_epoch
             for sent in scene.take()
             if sent.api_key is ApiKey.STOP_REPLICA and sent.receiver == 3
-            for topic in sent.body.topics
-            for state in topic.partitions
-            if state.delete
+            for topic in sent.body.topic_states
+            for state in topic.partition_states
+            if state.delete_partition
         ]
         assert len(stops) == 1
         assert stops[0] > max(told)

@@ -13,7 +13,7 @@ from klamm.controller import event_flows
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import ControllerRequestSender, TopicDeletionStopReplicaResponseReceived
 from klamm.controller.reassignment import api_partition_reassignment, list_partition_reassignments
-from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaResponse, StopReplicaTopicState
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.fields import ZnodeError
@@ -122,17 +122,17 @@ async def test_no_turn_of_the_loop_looks_through_all_of_a_large_answer_to_stop_r
 
     class Replica:
         def __init__(self, partition: int) -> None:
-            self.partition = partition
+            self.partition_index = partition
 
         @property
-        def delete(self) -> bool:
+        def delete_partition(self) -> bool:
             looks.add()
             return True
 
-    topics: Any = [StopReplicaTopic(name, None, [Replica(number) for number in range(200)]) for name in TOPICS]  # type: ignore[misc]
+    topics: Any = [StopReplicaTopicState(name, [Replica(number) for number in range(200)]) for name in TOPICS]  # type: ignore[misc]
     # The last topic's first partition is not named, and its second one has failed.
-    answered = {name: [(number, 0) for number in range(200)] for name in TOPICS}
-    answered[TOPICS[-1]][:2] = [(1, 56)]
+    answered = [StopReplicaPartitionError(name, number, 0) for name in TOPICS for number in range(200)]
+    answered[-200:-198] = [StopReplicaPartitionError(TOPICS[-1], 1, 56)]
     failed: list[Any] = []
     deleted: list[Any] = []
 

@@ -371,6 +371,6 @@ async def test_after_an_election_of_the_controller_all_brokers_are_told_and_dead
         kinds = [(request.api_key.name, request.broker_id) for request in scene.sent]
         once = [("LEADER_AND_ISR", 1), ("LEADER_AND_ISR", 3), ("UPDATE_METADATA", 1), ("UPDATE_METADATA", 3)]
         assert kinds == once + once
-        first, second = scene.sent[0].body.topics[0], scene.sent[4].body.topics[0]
-        assert [state.leader_epoch for state in first.partitions] == [10] * 5
-        assert [state.leader_epoch for state in second.partitions] == [11] * 5
+        first, second = scene.sent[0].body.topic_states[0], scene.sent[4].body.topic_states[0]
+        assert [state.leader_epoch for state in first.partition_states] == [10] * 5
+        assert [state.leader_epoch for state in second.partition_states] == [11] * 5

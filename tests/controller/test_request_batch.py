@@ -11,14 +11,15 @@ from klamm.base.log_lines import STATE_CHANGE_LOGGER, TRACE
 from klamm.base.slices import in_one_go
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LiveLeader
-from klamm.protocol.messages import encode_request
-from klamm.protocol.stop_replica import StopReplicaResponse
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrLiveLeader, LeaderAndIsrPartitionState
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError as Stopped
+from klamm.protocol.apis.stop_replica import StopReplicaResponse
+from klamm.protocol.apis.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
 )
+from klamm.protocol.messages import encode_request
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.store import LiveBroker
 from klamm.znodes.topics import LeaderAndIsr
@@ -66,14 +67,14 @@ def test_who_gets_a_leader_and_isr_makes_all_get_an_update_metadata() -> None:
     first, second, *metadata = (request.body for request in collected.sent)
     assert (first.controller_id, first.controller_epoch, first.broker_epoch) == (7, EPOCH, 101)
     assert second.broker_epoch == 102
-    assert first.live_leaders == [LiveLeader(2, "host2", 9092)]
-    (topic,) = first.topics
-    assert (topic.topic, topic.topic_id, topic.partitions) == ("t", UUID(int=1), [told])
-    assert topic.partitions[0] is second.topics[0].partitions[0]
+    assert first.live_leaders == [LeaderAndIsrLiveLeader(2, "host2", 9092)]
+    (topic,) = first.topic_states
+    assert (topic.topic_name, topic.topic_id, topic.partition_states) == ("t", UUID(int=1), [told])
+    assert topic.partition_states[0] is second.topic_states[0].partition_states[0]
     assert [body.broker_epoch for body in metadata] == [101, 102, 103]
-    (topic,) = metadata[2].topics
-    assert (topic.topic, topic.topic_id) == ("t", UUID(int=1))
-    assert topic.partitions == [UpdateMetadataPartitionState(0, 4, 2, 10, (2, 1), 6, (1, 2, 3), (3,))]
+    (topic,) = metadata[2].topic_states
+    assert (topic.topic_name, topic.topic_id) == ("t", UUID(int=1))
+    assert topic.partition_states == [UpdateMetadataPartitionState(0, 4, 2, 10, (2, 1), 6, (1, 2, 3), (3,))]
     assert [broker.id for broker in metadata[0].live_brokers] == [1, 2, 3]
 
 
@@ -124,7 +125,7 @@ def test_a_partition_without_a_leader_so_far_is_told_to_nobody() -> None:
     _, collected = batch_of(1, 2)
     collected.batch.add_update_metadata_request_for_brokers((1, 2), [("new", 3)])
     asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
-    assert [request.body.topics for request in collected.sent] == [[], []]
+    assert [request.body.topic_states for request in collected.sent] == [[], []]
     assert collected.announced == ["Leader not yet assigned for partition new-3. Skip sending UpdateMetadataRequest."]
 
 
@@ -149,7 +150,7 @@ def test_only_leaders_of_the_request_are_named_and_only_if_they_can_be_reached()
         state = LeaderAndIsr(leader, 0, (1,), EPOCH, 0)
         collected.batch.add_leader_and_isr_request_for_brokers((1,), ("t", number), state, ASSIGNMENT, is_new=False)
     asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
-    assert collected.sent[0].body.live_leaders == [LiveLeader(3, "y", 2)]
+    assert collected.sent[0].body.live_leaders == [LeaderAndIsrLiveLeader(3, "y", 2)]
 
 
 def test_update_metadata_names_all_live_brokers_with_all_their_endpoints() -> None:
@@ -160,11 +161,13 @@ def test_update_metadata_names_all_live_brokers_with_all_their_endpoints() -> No
     collected.batch.add_update_metadata_request_for_brokers((1,), ())
     asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     (request,) = collected.sent
-    assert request.body.topics == []
+    assert request.body.topic_states == []
     assert request.body.live_brokers == [
-        UpdateMetadataBroker(1, (UpdateMetadataEndpoint(9091, "host1", "PLAINTEXT", 0),)),
+        UpdateMetadataBroker(id=1, endpoints=[UpdateMetadataEndpoint(9091, "host1", "PLAINTEXT", 0)]),
         UpdateMetadataBroker(
-            2, (UpdateMetadataEndpoint(1, "a", "IN", 3), UpdateMetadataEndpoint(2, "b", "OUT", 1)), "r"
+            id=2,
+            endpoints=[UpdateMetadataEndpoint(1, "a", "IN", 3), UpdateMetadataEndpoint(2, "b", "OUT", 1)],
+            rack="r",
         ),
     ]
 
@@ -225,8 +228,11 @@ def test_before_2_6_deletions_are_requests_of_their_own(protocol: str, version: 
     asyncio.run(batch.send_requests_to_brokers(EPOCH))
 
     def content(body: Any) -> tuple[bool, dict[str, list[int]]]:
-        [delete] = {state.delete for topic in body.topics for state in topic.partitions}
-        return delete, {topic.topic: [state.partition for state in topic.partitions] for topic in body.topics}
+        [delete] = {state.delete_partition for topic in body.topic_states for state in topic.partition_states}
+        assert body.delete_partitions is delete
+        return delete, {
+            topic.topic_name: [state.partition_index for state in topic.partition_states] for topic in body.topic_states
+        }
 
     assert [(request.broker_id, *content(request.body)) for request in collected.sent] == [
         (1, True, {"t": [1], "u": [0]}),
@@ -294,12 +300,12 @@ def test_of_a_stop_only_topics_that_are_being_deleted_are_heard() -> None:
     asyncio.run(collected.batch.send_requests_to_brokers(EPOCH))
     on_response = collected.sent[0].on_response
     assert on_response is not None
-    answer = StopReplicaResponse(0, {"t": [(0, 56), (1, 0)], "u": [(0, 0)]})
+    answer = StopReplicaResponse(0, [Stopped("t", 0, 56), Stopped("t", 1, 0), Stopped("u", 0, 0)])
     on_response(answer)
     assert collected.responses == []
     context.begin_topic_deletion(["t"])
     on_response(answer)
-    assert collected.responses == [("stop_replica", 1, answer, [collected.sent[0].body.topics[0]])]
+    assert collected.responses == [("stop_replica", 1, answer, [collected.sent[0].body.topic_states[0]])]
 
 
 def test_nobody_waits_for_the_answer_to_a_stop_without_deletions() -> None:

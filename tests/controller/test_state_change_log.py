@@ -17,7 +17,7 @@ from klamm.controller.state_change_log import (
     StateChangeLog,
 )
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.znodes.topics import LeaderAndIsr
 
 T0 = ("t", 0)

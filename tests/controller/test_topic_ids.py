@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from support.controller.scene import Scene, playing
 
 T0 = ("t", 0)
@@ -17,8 +17,8 @@ def _told(scene: Scene, broker_id: int) -> list[LeaderAndIsrPartitionState]:
         state
         for sent in scene.take()
         if sent.api_key is ApiKey.LEADER_AND_ISR and sent.receiver == broker_id
-        for topic in sent.body.topics
-        for state in topic.partitions
+        for topic in sent.body.topic_states
+        for state in topic.partition_states
     ]
 
 

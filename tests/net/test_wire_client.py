@@ -20,9 +20,8 @@ from klamm.net.client import (
 from klamm.protocol import messages
 from klamm.protocol.apis.heartbeat import HeartbeatResponse
 from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import PARTITIONS_PER_STEP
-from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from support.heartbeats import FAST, echo_group_length, heartbeat
 from support.scripted_broker import ScriptedBroker
 
@@ -142,8 +141,8 @@ async def test_garbage_closes_the_connection(garbage, complaint):
 
 
 async def test_a_large_response_is_decoded_while_others_have_the_loop():
-    count = 5 * PARTITIONS_PER_STEP
-    stopped = StopReplicaResponse(0, {"t": [(number, 0) for number in range(count)]})
+    count = 5000
+    stopped = StopReplicaResponse(0, [StopReplicaPartitionError("t", number, 0) for number in range(count)])
     async with ScriptedBroker(lambda _: stopped) as broker:
         connection = await connect(*broker.address)
         frames = []
@@ -155,7 +154,9 @@ async def test_a_large_response_is_decoded_while_others_have_the_loop():
             frames.append(frame)
 
         connection.frame_received = noted
-        waiting = asyncio.ensure_future(connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(1, 1)))
+        waiting = asyncio.ensure_future(
+            connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(controller_id=1, controller_epoch=1))
+        )
         turns = 0
         while not waiting.done():
             turns += bool(frames)
@@ -170,11 +171,13 @@ async def test_garbage_in_a_large_response_closes_the_connection():
         frame = b"".join(messages.encode_response(header.api_key, header.api_version, header.correlation_id, stopped))
         connection.transport.write(struct.pack(">i", len(frame) - 3) + frame[4:] + b"!")
 
-    stopped = StopReplicaResponse(0, {"t": [(number, 0) for number in range(2 * PARTITIONS_PER_STEP)]})
+    stopped = StopReplicaResponse(0, [StopReplicaPartitionError("t", number, 0) for number in range(2000)])
     async with ScriptedBroker(answer) as broker:
         connection = await connect(*broker.address)
-        with pytest.raises(InvalidResponse, match="StopReplicaResponse: 1 bytes after the end"):
-            await connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(1, 1))
+        with pytest.raises(InvalidResponse, match="1 bytes after the end"):
+            await connection.send(
+                ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(controller_id=1, controller_epoch=1)
+            )
         assert not connection.connected
         await connection.wait_closed()
 

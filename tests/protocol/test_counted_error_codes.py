@@ -6,16 +6,12 @@ from collections import Counter
 import pytest
 
 from klamm.protocol import messages
-from klamm.protocol.apis import HAND_WRITTEN
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey, UnencodableMessage
 from klamm.protocol.schema import fields_of
-from klamm.protocol.stop_replica import StopReplicaResponse
 from support.random_messages import random_message
 
-KEYS = [key for key in ADVERTISED_MAX if key not in HAND_WRITTEN]
 
-
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+@pytest.mark.parametrize("key", ADVERTISED_MAX, ids=lambda key: key.name)
 def test_an_encoder_tells_the_codes_that_are_counted_in_steps(key: ApiKey) -> None:
     """Also those in fields that the version leaves out."""
     rng = random.Random(key)
@@ -29,12 +25,6 @@ def test_an_encoder_tells_the_codes_that_are_counted_in_steps(key: ApiKey) -> No
         messages.encode_response(key, version, 1, response, codes)
         messages.error_counter(key)(response, counts)
         assert Counter(codes) == counts
-
-
-def test_the_codes_of_a_controllers_request_are_told() -> None:
-    codes: list[int] = []
-    messages.encode_response(ApiKey.STOP_REPLICA, 3, 1, StopReplicaResponse(11, {"t": [(0, 56), (1, 56)]}), codes)
-    assert sorted(codes) == [11, 56, 56]
 
 
 def test_a_response_that_cannot_be_encoded_tells_nothing() -> None:

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.replication import log_dir_moves
 from klamm.simulation.machine.disk import SimulatedFileSystem
 from klamm.simulation.machine.process import Process
@@ -272,8 +272,10 @@ async def test_a_deleted_partition_leaves_no_future_log(tmp_path, monkeypatch):
     async with hosting_broker(tmp_path, directories=2) as broker:
         await lead(broker, b"a")
         await copied(broker, monkeypatch)
-        topic = StopReplicaTopic("t", None, [StopReplicaPartitionState(0, 1, True)])
-        await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        topic = StopReplicaTopicState("t", [StopReplicaPartitionState(0, 1, True)])
+        await broker.manager.stop_replicas(
+            StopReplicaRequest(controller_id=9, controller_epoch=1, topic_states=[topic])
+        )
         assert (names(broker, 0), names(broker, 1)) == (["deleted"], ["deleted"])
         assert not broker.manager.log_dir_moves.partitions
         assert not broker.log_manager.future_logs
@@ -285,8 +287,10 @@ async def test_a_stopped_replica_is_not_moved_until_the_next_leader_and_isr(tmp_
         gate = hold_copies(broker, monkeypatch)
         assert await alter(broker, 1) is OK
         await settle()
-        topic = StopReplicaTopic("t", None, [StopReplicaPartitionState(0, 0, False)])
-        await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        topic = StopReplicaTopicState("t", [StopReplicaPartitionState(0, 0, False)])
+        await broker.manager.stop_replicas(
+            StopReplicaRequest(controller_id=9, controller_epoch=1, topic_states=[topic])
+        )
         gate.set()
         await settle()
         assert names(broker, 1) == ["future"]
@@ -367,8 +371,10 @@ async def test_a_copy_of_a_deleted_topic_does_not_replace_the_log_of_a_new_topic
         await future(broker).flush()
         future(broker).log_directory.fail(OSError(errno.EIO, "away for a while"), "writing another log")
         await settle()
-        topic = StopReplicaTopic("t", None, [StopReplicaPartitionState(0, -2, True)])
-        await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        topic = StopReplicaTopicState("t", [StopReplicaPartitionState(0, -2, True)])
+        await broker.manager.stop_replicas(
+            StopReplicaRequest(controller_id=9, controller_epoch=1, topic_states=[topic])
+        )
         assert await broker.tell(state(**lone), topic_id=topic_ids[1]) == [OK]
         for number in range(4):
             append(broker, b"new%d" % number)

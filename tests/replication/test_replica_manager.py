@@ -9,9 +9,9 @@ import pytest
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.fetch import EpochEndOffset
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import UpdateMetadataRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication import replica_manager, state_changes
 from klamm.replication.fetcher.fetch_state import InitialFetchState
 from klamm.replication.partition.partition import Partition
@@ -57,7 +57,9 @@ async def fetch(broker, *wanted, replica_id=-1, max_wait_ms=0, min_bytes=1, max_
 def stop_replica(*partitions, controller_epoch=1):
     """`partitions` of t: (number, leader epoch, delete)."""
     states = [StopReplicaPartitionState(*partition) for partition in partitions]
-    return StopReplicaRequest(9, controller_epoch, topics=[StopReplicaTopic("t", None, states)])
+    return StopReplicaRequest(
+        controller_id=9, controller_epoch=controller_epoch, topic_states=[StopReplicaTopicState("t", states)]
+    )
 
 
 # -- LeaderAndIsr -----------------------------------------------------------------------------------------------------
@@ -78,18 +80,23 @@ async def test_partitions_lead_or_follow_as_the_controller_says(broker):
 async def test_an_old_controller_changes_nothing(broker):
     await broker.tell(state(0), controller_epoch=3)
     response = await broker.manager.become_leader_or_follower(leader_and_isr(state(0, epoch=9), controller_epoch=2))
-    assert (response.error_code, response.topics[0].partitions) == (STALE, [(0, STALE)])
+    assert (response.error_code, [one.error_code for one in response.topics[0].partition_errors]) == (STALE, [STALE])
     assert broker.manager.partitions[T0].leader_epoch == 0
     code, results = await broker.manager.stop_replicas(stop_replica((0, -2, True), controller_epoch=2))
     assert (code, results) == (STALE, {})
     with pytest.raises(KafkaError, match="STALE_CONTROLLER_EPOCH"):
-        await broker.manager.update_metadata(UpdateMetadataRequest(9, 2), lambda: pytest.fail("applied"))
+        await broker.manager.update_metadata(
+            UpdateMetadataRequest(controller_id=9, controller_epoch=2), lambda: pytest.fail("applied")
+        )
 
     def steps():
         yield
         return "applied"
 
-    assert await broker.manager.update_metadata(UpdateMetadataRequest(9, 4), steps) == "applied"
+    assert (
+        await broker.manager.update_metadata(UpdateMetadataRequest(controller_id=9, controller_epoch=4), steps)
+        == "applied"
+    )
     assert broker.manager.controller_epoch == 4
 
 

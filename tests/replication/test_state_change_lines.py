@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from klamm.base.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch, LogLines
-from klamm.protocol.error_codes import KafkaError
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import KafkaError
 from support.replicas import NOW_MS, T0, TOPIC_ID, Broker, batch, hosting_broker, leader_and_isr, settle, state
 
 pytestmark = pytest.mark.loop("virtual")
@@ -71,7 +71,9 @@ async def tell(broker: Broker, *states: Any, correlation_id: int = 5, **request:
 
 def stop_request(leader_epoch: int, delete: bool, *, controller_epoch: int = 1) -> StopReplicaRequest:
     state = StopReplicaPartitionState(0, leader_epoch, delete)
-    return StopReplicaRequest(9, controller_epoch, topics=[StopReplicaTopic("t", None, [state])])
+    return StopReplicaRequest(
+        controller_id=9, controller_epoch=controller_epoch, topic_states=[StopReplicaTopicState("t", [state])]
+    )
 
 
 async def test_a_leader(tmp_path: Path, written: Written) -> None:
@@ -158,7 +160,9 @@ async def test_what_is_ignored(tmp_path: Path, written: Written) -> None:
         await broker.manager.stop_replicas(stop_request(6, True, controller_epoch=2), 7)
         assert written.take(WARN) == [f"Ignoring StopReplica request from controller 9 {old.format(7)}"]
         with pytest.raises(KafkaError):
-            await broker.manager.update_metadata(UpdateMetadataRequest(9, 2), lambda: pytest.fail("applied"), 8)
+            await broker.manager.update_metadata(
+                UpdateMetadataRequest(controller_id=9, controller_epoch=2), lambda: pytest.fail("applied"), 8
+            )
         assert written.take() == [
             "Received update metadata request with correlation id 8 from an old controller 9 with epoch 2. Latest"
             " known controller epoch is 3"
@@ -214,7 +218,12 @@ async def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
             UpdateMetadataPartitionState(0, 1, 2, 4, (1, 2), 3, (1, 2), (1,)),
             UpdateMetadataPartitionState(1, 1, -2, 4, (1, 2), 3, (1, 2)),
         ]
-        request = UpdateMetadataRequest(9, 1, -1, [UpdateMetadataTopic("t", TOPIC_ID, states)])
+        request = UpdateMetadataRequest(
+            controller_id=9,
+            controller_epoch=1,
+            broker_epoch=-1,
+            topic_states=[UpdateMetadataTopicState("t", TOPIC_ID, states)],
+        )
 
         def steps() -> Iterator[None]:
             assert written.take() == []
@@ -230,7 +239,7 @@ async def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
             f"Add 1 partitions and deleted 1 partitions from metadata cache {source}",
         ]
         # Kafka's says nothing of brokers that come and go.
-        await broker.manager.update_metadata(UpdateMetadataRequest(9, 1), steps)  # type: ignore[arg-type]
+        await broker.manager.update_metadata(UpdateMetadataRequest(controller_id=9, controller_epoch=1), steps)  # type: ignore[arg-type]
         assert written.take() == []
 
 

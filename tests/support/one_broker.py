@@ -18,8 +18,14 @@ from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import PartitionData
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrLiveLeader,
+    LeaderAndIsrPartitionError,
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopicState,
+)
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
@@ -205,12 +211,23 @@ class OneBroker:
         """
         state: dict[str, Any] = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
         partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
-        topics = [LeaderAndIsrTopic(topic, self.broker.parts.metadata_cache.snapshot.topic_ids.get(topic), [partition])]
+        topics = [
+            LeaderAndIsrTopicState(topic, self.broker.parts.metadata_cache.snapshot.topic_ids.get(topic), [partition])
+        ]
         # Where no other broker is, nobody can be reached.
-        live = [LiveLeader(state["leader"], "127.0.0.1", 1)] if state["leader"] > 0 else []
-        body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics, live)
+        live = [LeaderAndIsrLiveLeader(state["leader"], "127.0.0.1", 1)] if state["leader"] > 0 else []
+        body = LeaderAndIsrRequest(
+            controller_id=0,
+            controller_epoch=self.controller_epoch,
+            broker_epoch=self.broker_epoch,
+            topic_states=topics,
+            live_leaders=live,
+        )
         response = await client.request(ApiKey.LEADER_AND_ISR, 5, body)
-        assert (response.error_code, response.topics[0].partitions) == (0, [(0, code)])
+        assert (response.error_code, response.topics[0].partition_errors) == (
+            0,
+            [LeaderAndIsrPartitionError(0, code)],
+        )
 
     async def kill_broker(self) -> None:
         """To ZooKeeper it looks like a kill: the session, with all that is ephemeral, lives on until it expires."""

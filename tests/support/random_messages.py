@@ -33,16 +33,32 @@ def random_field(rng: random.Random, field: Field, version: int) -> Any:
     if version in field.nullable and rng.random() < 0.3:
         return None
     if field.is_array:
+        if version in field.flat:
+            return random_groups(rng, field.kind, version)
         count = rng.choice([0, 1, 3, 3, 200 if isinstance(field.kind, str) else 3])
-        return [random_value(rng, field.kind, version) for _ in range(count)]
+        values = [random_value(rng, field.kind, version) for _ in range(count)]
+        return tuple(values) if field.is_tuple else values
     return random_value(rng, field.kind, version)
+
+
+def random_groups(rng: random.Random, group_class: Any, version: int) -> list[Any]:
+    """Each with a name of its own and with members: a flat array can say nothing else."""
+    name, members = (one for one in fields_of(group_class) if version in one.versions)
+    return [
+        group_class(
+            **dict.fromkeys((one.name for one in fields_of(group_class)), None)
+            | {name.name: text, members.name: [random_struct(rng, members.kind, version) for _ in range(count)]}
+        )
+        for text, count in rng.sample([("", 1), ("a", 4), ("topic-ü", 2), ("x" * 249, 3)], rng.randrange(4))
+    ]
 
 
 def random_struct(rng: random.Random, struct_class: Any, version: int) -> Any:
     """Fields that the version lacks have their defaults, and so have some of the tagged ones."""
     fields = [one for one in fields_of(struct_class) if version in one.versions]
     present = [one for one in fields if not (one.is_tagged_in(version) and rng.random() < 0.5)]
-    return struct_class(**{one.name: random_field(rng, one, version) for one in present})
+    lacking = {one.name: one.default for one in fields_of(struct_class) if one.is_required}
+    return struct_class(**lacking | {one.name: random_field(rng, one, version) for one in present})
 
 
 def message_class(api_key: ApiKey, kind: str) -> Any:

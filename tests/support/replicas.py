@@ -12,11 +12,11 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.net.response_memory import ResponseMemory
 from klamm.protocol.apis.fetch import FetchPartition
-from klamm.protocol.leader_and_isr import (
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrLiveLeader,
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
-    LeaderAndIsrTopic,
-    LiveLeader,
+    LeaderAndIsrTopicState,
 )
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.record.records import Record, build_batch, decode_records
@@ -206,7 +206,7 @@ class Broker:
         """LeaderAndIsr for topic t; the error codes of the partitions."""
         response = await self.manager.become_leader_or_follower(leader_and_isr(*states, **request))
         assert response.error_code == 0
-        return [code for topic in response.topics for _, code in topic.partitions]
+        return [one.error_code for topic in response.topics for one in topic.partition_errors]
 
 
 @asynccontextmanager
@@ -234,7 +234,7 @@ def scenario(function: Any = None, **options: Any) -> Any:
 def state(partition: int = 0, *, leader: int = ME, epoch: int = 0, isr: Any = (1, 2, 3), **more: Any) -> Any:
     """What LeaderAndIsr says of a partition with replicas 1, 2, 3."""
     fields = {"controller_epoch": 1, "zk_version": epoch, "replicas": (1, 2, 3), "is_new": epoch == 0, **more}
-    return LeaderAndIsrPartitionState(partition=partition, leader=leader, leader_epoch=epoch, isr=isr, **fields)
+    return LeaderAndIsrPartitionState(partition_index=partition, leader=leader, leader_epoch=epoch, isr=isr, **fields)
 
 
 def leader_and_isr(
@@ -244,8 +244,14 @@ def leader_and_isr(
     topic_id: UUID | None = TOPIC_ID,
     live_leaders: tuple[tuple[int, str, int], ...] = (),
 ) -> LeaderAndIsrRequest:
-    leaders = [LiveLeader(*leader) for leader in live_leaders]
-    return LeaderAndIsrRequest(9, controller_epoch, -1, [LeaderAndIsrTopic(topic, topic_id, list(states))], leaders)
+    leaders = [LeaderAndIsrLiveLeader(*leader) for leader in live_leaders]
+    return LeaderAndIsrRequest(
+        controller_id=9,
+        controller_epoch=controller_epoch,
+        broker_epoch=-1,
+        topic_states=[LeaderAndIsrTopicState(topic, topic_id, list(states))],
+        live_leaders=leaders,
+    )
 
 
 def batch(*values: bytes, **header: Any) -> memoryview:

@@ -7,17 +7,24 @@ registration, because it was meant for the broker before its restart (KIP-380). 
 from klamm.base.slices import Slices, Steps, mapped
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrPartitionError,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicError,
+)
 from klamm.protocol.error_codes import KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> Steps[LeaderAndIsrResponse]:
     topics = []
     slices = Slices()
-    for topic in request.body.topics:
-        errors = yield from mapped(lambda state: (state.partition, int(error.code)), topic.partitions, slices)
-        topics.append(LeaderAndIsrTopicErrors(topic.topic, topic.topic_id, errors))
+    for topic in request.body.topic_states:
+        errors = yield from mapped(
+            lambda state: LeaderAndIsrPartitionError(state.partition_index, error.code), topic.partition_states, slices
+        )
+        topics.append(LeaderAndIsrTopicError(topic.topic_name, topic.topic_id, errors))
     return LeaderAndIsrResponse(error.code, topics)
 
 

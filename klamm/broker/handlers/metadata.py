@@ -14,8 +14,8 @@ from klamm.broker.requests.registry import NO_BROKER, Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.broker.topics.topic_admin import NewTopic, validate_topic_name
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
+from klamm.protocol.apis.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
 
 Topic = MetadataResponse.MetadataResponseTopic

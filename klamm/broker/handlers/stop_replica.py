@@ -6,8 +6,8 @@ Stale controller and broker epochs are refused as in LeaderAndIsr.
 from klamm.base.slices import each
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.error_codes import KafkaError
-from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.vocabulary import ResourceType
 
 
@@ -20,7 +20,5 @@ async def handle(request: Request[StopReplicaRequest]) -> StopReplicaResponse:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
     code, results = await request.services.replica_manager.stop_replicas(request.body, request.correlation_id)
-    response = StopReplicaResponse(code)
-    async for (topic, partition), result in each(results.items()):
-        response.topics.setdefault(topic, []).append((partition, result))
-    return response
+    partitions = [StopReplicaPartitionError(*key, result) async for key, result in each(results.items())]
+    return StopReplicaResponse(code, partitions)

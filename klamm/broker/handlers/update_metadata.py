@@ -8,8 +8,8 @@ import logging
 from klamm.base.slices import in_slices
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
+from klamm.protocol.apis.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.error_codes import KafkaError
-from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.vocabulary import ResourceType
 
 _log = logging.getLogger(__name__)

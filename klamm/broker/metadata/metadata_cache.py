@@ -17,7 +17,7 @@ from uuid import UUID
 
 from klamm.base.slices import Slices, Steps, in_one_go
 from klamm.config.listeners import SECURITY_PROTOCOLS
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
     UpdateMetadataPartitionState,
@@ -117,7 +117,7 @@ class MetadataCache:
         """Like `update`, in steps; the last step makes the new snapshot. No other update may run between them."""
         old = self.snapshot
         live = {broker.id: _broker(broker) for broker in sorted(request.live_brokers, key=lambda broker: broker.id)}
-        if not request.topics:
+        if not request.topic_states:
             self.snapshot = replace(old, controller_id=request.controller_id, brokers=live)
             self.is_filled.set()
             return []
@@ -125,21 +125,21 @@ class MetadataCache:
         ids = dict(old.topic_ids)
         deleted = []
         slices = Slices(PARTITIONS_PER_SLICE)
-        for changes in request.topics:
-            topic = changes.topic
-            if slices.spend(len(changes.partitions)):
+        for changes in request.topic_states:
+            topic = changes.topic_name
+            if slices.spend(len(changes.partition_states)):
                 yield
             merged = dict(topics.get(topic, {}))
             if changes.topic_id is not None and ids.get(topic) not in (None, changes.topic_id):
                 deleted += [(topic, partition) for partition in merged]
                 merged = {}
             count = len(merged)
-            for state in changes.partitions:
+            for state in changes.partition_states:
                 if state.leader != LEADER_DURING_DELETE:
-                    merged[state.partition] = state
+                    merged[state.partition_index] = state
                 else:
-                    merged.pop(state.partition, None)
-                    deleted.append((topic, state.partition))
+                    merged.pop(state.partition_index, None)
+                    deleted.append((topic, state.partition_index))
             if not merged:
                 topics.pop(topic, None)
                 ids.pop(topic, None)
@@ -169,10 +169,12 @@ class MetadataCache:
 
 
 def _broker(broker: UpdateMetadataBroker) -> BrokerMetadata:
-    endpoints = {
-        endpoint.listener: Endpoint(endpoint.host, endpoint.port, SECURITY_PROTOCOLS[endpoint.security_protocol])
-        for endpoint in broker.endpoints
+    endpoints = {}
+    if broker.v0_host:
+        endpoints["PLAINTEXT"] = Endpoint(broker.v0_host, broker.v0_port)
+    for endpoint in broker.endpoints:
         # Skips endpoints with a security protocol that is newer than this broker.
-        if 0 <= endpoint.security_protocol < len(SECURITY_PROTOCOLS)
-    }
+        if 0 <= endpoint.security_protocol < len(SECURITY_PROTOCOLS):
+            protocol = SECURITY_PROTOCOLS[endpoint.security_protocol]
+            endpoints[endpoint.listener or protocol] = Endpoint(endpoint.host, endpoint.port, protocol)
     return BrokerMetadata(broker.id, endpoints, broker.rack)

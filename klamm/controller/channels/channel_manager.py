@@ -11,17 +11,16 @@ What must stay true:
 - The queue of a broker that does not answer takes at most about twice the memory of the broker's full state.
 - After `remove_broker` and `shutdown` no response reaches its callback.
 - A callback only queues an event. An exception in it is a fault of the program.
-- Topics are encoded in slices, so that the loop serves others in between.
+- A large request is encoded in steps, so that the loop serves others in between.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from klamm.base.metrics import Histogram
-from klamm.base.slices import SLICE, Slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.controller.channels.send_queue import SendQueue
@@ -30,9 +29,10 @@ from klamm.controller.coalescing import size as size_of
 from klamm.controller.turns import LoopTurns
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, Connector
 from klamm.net.framing import ReceiveBuffer
-from klamm.protocol import leader_and_isr, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.inter_broker_versions import inter_broker_version
+from klamm.protocol.messages import encode_request_body_steps
+from klamm.protocol.primitives import Buffer
 from klamm.znodes.brokers import BrokerRegistration
 
 logger = logging.getLogger(__name__)
@@ -224,14 +224,7 @@ class _Channel:
             taken = list(self._waiting)
             self._waiting.clear()
             self._taken, self._grown = len(taken), 0
-            steps = coalesce(taken)
-            while True:
-                await self._turns.wait()
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    left: list[QueuedRequest] = end.value
-                    break
+            left = await self._turns.take(coalesce(taken))
             self._waiting.extendleft(reversed(left))
             self._taken = 0
             self._too_much = max(COALESCE_FROM, sum(map(size_of, left)))
@@ -246,40 +239,29 @@ class _Channel:
                 request = self._sending = await self._next()
                 self._sending_since = asyncio.get_running_loop().time()
                 self._time_ms.update(round((self._sending_since - request.put_at) * 1000, 3))
-                await self._encode_topics(request)
+                steps = encode_request_body_steps(request.api_key, request.version, request.body)
+                body = None if steps is None else await self._turns.take(steps)
                 await self._turns.wait()
-                response = await self._send(request)
+                response = await self._send(request, body)
                 if self._trouble:
                     logger.info("broker %d has answered %s", self.broker_id, request.api_key.message_name)
                 self._sending, self._trouble = None, ""
                 if request.on_response is not None:
                     request.on_response(response)
                 # The next request may be hours away, and this one may hold the states of all partitions.
-                del request, response
+                del request, steps, body, response
         finally:
             self._disconnect()
 
-    async def _encode_topics(self, request: QueuedRequest) -> None:
-        """Has the topics of a request encoded, and kept, before the request as a whole is."""
-        codec = _CODECS.get(request.api_key)
-        if codec is None:
-            return
-        encoded = Slices(SLICE)
-        for topic in request.body.topics:
-            for start in range(0, len(topic.partitions), SLICE):
-                states = topic.partitions[start : start + SLICE]
-                codec.encode_states(request.version, states)
-                if encoded.spend(len(states)):
-                    await self._turns.wait()
-            codec.encode_topic(request.version, topic)
-
-    async def _send(self, request: QueuedRequest) -> Any:
-        """The response, however often the request must be sent for it."""
+    async def _send(self, request: QueuedRequest, body: Sequence[Buffer] | None) -> Any:
+        """The response, however often the request must be sent for it. `body`: see `Connection.send`."""
         while True:
             try:
                 async with asyncio.timeout(None) as self._attempt:
                     connection = await self._connected()
-                    return await connection.send(request.api_key, lambda _: request.body, version=request.version)
+                    return await connection.send(
+                        request.api_key, lambda _: request.body, version=request.version, body=body
+                    )
             except TimeoutError:
                 # The broker has moved.
                 self._disconnect()
@@ -307,11 +289,3 @@ class _Channel:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-_CODECS: dict[ApiKey, Any] = {
-    ApiKey.LEADER_AND_ISR: leader_and_isr,
-    ApiKey.STOP_REPLICA: stop_replica,
-    ApiKey.UPDATE_METADATA: update_metadata,
-}
-"""The codecs of requests with the states of many partitions."""

@@ -21,31 +21,31 @@ from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.inter_broker_versions import inter_broker_version
-from klamm.protocol.leader_and_isr import (
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrLiveLeader,
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
-    LeaderAndIsrTopic,
-    LiveLeader,
+    LeaderAndIsrTopicState,
 )
-from klamm.protocol.stop_replica import (
+from klamm.protocol.apis.stop_replica import (
     EPOCH_DURING_DELETE,
     STATES_FROM,
     StopReplicaPartitionState,
     StopReplicaRequest,
     StopReplicaResponse,
-    StopReplicaTopic,
+    StopReplicaTopicState,
 )
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
     UpdateMetadataResponse,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.topics import LeaderAndIsr
@@ -73,7 +73,7 @@ class ControllerBrokerRequestBatch:
         *,
         on_leader_and_isr_response: Callable[[int, LeaderAndIsrResponse], None],
         on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
-        on_stop_replica_response: Callable[[int, StopReplicaResponse, Sequence[StopReplicaTopic]], None],
+        on_stop_replica_response: Callable[[int, StopReplicaResponse, Sequence[StopReplicaTopicState]], None],
         state_change_log: StateChangeLog,
         announce: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -176,7 +176,7 @@ class ControllerBrokerRequestBatch:
                 continue
             states = self._stop_replica.setdefault(broker_id, {}).setdefault(topic, {})
             before = states.get(number)
-            if before is not None and before.delete and not delete_partition:
+            if before is not None and before.delete_partition and not delete_partition:
                 states[number] = StopReplicaPartitionState(number, leader_epoch, True)
             else:
                 states[number] = state
@@ -242,11 +242,11 @@ class ControllerBrokerRequestBatch:
             leaders = self._leaders[broker_id]
             topics = yield from mapped(self._leader_and_isr_topic, states_of.items(), slices)
             request = LeaderAndIsrRequest(
-                self._controller_id,
-                controller_epoch,
-                self._broker_epoch(broker_id),
-                topics,
-                self._live_leaders([leader for leader, count in leaders.items() if count]),
+                controller_id=self._controller_id,
+                controller_epoch=controller_epoch,
+                broker_epoch=self._broker_epoch(broker_id),
+                topic_states=topics,
+                live_leaders=self._live_leaders([leader for leader, count in leaders.items() if count]),
             )
             self._send(
                 broker_id, ApiKey.LEADER_AND_ISR, request, self._told(self._on_leader_and_isr_response, broker_id)
@@ -255,15 +255,15 @@ class ControllerBrokerRequestBatch:
             led = leaders.get(broker_id, 0)
             self._request_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(states_of), led, states=states)
 
-    def _leader_and_isr_topic(self, named: tuple[str, dict[int, LeaderAndIsrPartitionState]]) -> LeaderAndIsrTopic:
+    def _leader_and_isr_topic(self, named: tuple[str, dict[int, LeaderAndIsrPartitionState]]) -> LeaderAndIsrTopicState:
         topic, states = named
-        return LeaderAndIsrTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
+        return LeaderAndIsrTopicState(topic, self._context.topic_ids.get(topic), list(states.values()))
 
-    def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
+    def _live_leaders(self, leaders: Collection[int]) -> list[LeaderAndIsrLiveLeader]:
         """The addresses of the leaders for their followers. Leaders without the inter-broker listener are missing."""
         listener = self._config.inter_broker_listener_name
         return [
-            LiveLeader(broker_id, endpoint.host, endpoint.port)
+            LeaderAndIsrLiveLeader(broker_id, endpoint.host, endpoint.port)
             for broker_id, broker in self._context.live_or_shutting_down_brokers.items()
             if broker_id in leaders
             for endpoint in broker.registration.endpoints
@@ -275,9 +275,9 @@ class ControllerBrokerRequestBatch:
             return
         topics = yield from mapped(self._update_metadata_topic, self._update_metadata.items(), slices)
         request = UpdateMetadataRequest(
-            self._controller_id,
-            controller_epoch,
-            topics=topics,
+            controller_id=self._controller_id,
+            controller_epoch=controller_epoch,
+            topic_states=topics,
             live_brokers=[
                 _update_metadata_broker(broker.registration)
                 for broker in self._context.live_or_shutting_down_brokers.values()
@@ -291,9 +291,11 @@ class ControllerBrokerRequestBatch:
         brokers = tuple(sorted(self._update_metadata_brokers))
         self._request_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata))
 
-    def _update_metadata_topic(self, named: tuple[str, dict[int, UpdateMetadataPartitionState]]) -> UpdateMetadataTopic:
+    def _update_metadata_topic(
+        self, named: tuple[str, dict[int, UpdateMetadataPartitionState]]
+    ) -> UpdateMetadataTopicState:
         topic, states = named
-        return UpdateMetadataTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
+        return UpdateMetadataTopicState(topic, self._context.topic_ids.get(topic), list(states.values()))
 
     def _send_stop_replica_requests(self, controller_epoch: int, slices: Slices) -> Steps[None]:
         if not self._stop_replica:
@@ -313,24 +315,30 @@ class ControllerBrokerRequestBatch:
         self,
         controller_epoch: int,
         broker_id: int,
-        topics: list[StopReplicaTopic],
+        topics: list[StopReplicaTopicState],
         slices: Slices,
         delete: bool | None = None,
     ) -> Steps[None]:
         """`delete`: whether all replicas are deleted, in versions that have this once for the request."""
-        request = StopReplicaRequest(self._controller_id, controller_epoch, self._broker_epoch(broker_id), topics)
+        request = StopReplicaRequest(
+            controller_id=self._controller_id,
+            controller_epoch=controller_epoch,
+            broker_epoch=self._broker_epoch(broker_id),
+            delete_partitions=delete is True,
+            topic_states=topics,
+        )
         deletes, size = False, 0
         for topic in topics:
-            deletes = deletes or any(state.delete for state in topic.partitions)
-            size += len(topic.partitions)
-            if slices.spend(len(topic.partitions)):
+            deletes = deletes or any(state.delete_partition for state in topic.partition_states)
+            size += len(topic.partition_states)
+            if slices.spend(len(topic.partition_states)):
                 yield
         on_response = self._stop_replica_told(broker_id, topics) if deletes else None
         self._send(broker_id, ApiKey.STOP_REPLICA, request, on_response)
         states = (
-            (topic.topic, (state.partition, state.leader_epoch, state.delete))
+            (topic.topic_name, (state.partition_index, state.leader_epoch, state.delete_partition))
             for topic in topics
-            for state in topic.partitions
+            for state in topic.partition_states
         )
         self._request_sent(controller_epoch, "StopReplica", (broker_id,), size, delete=delete, states=states)
 
@@ -340,9 +348,9 @@ class ControllerBrokerRequestBatch:
     def _told(self, callback: Callable[[int, Any], None], broker_id: int) -> OnResponse:
         return lambda response: callback(broker_id, response)
 
-    def _stop_replica_told(self, broker_id: int, topics: list[StopReplicaTopic]) -> OnResponse:
+    def _stop_replica_told(self, broker_id: int, topics: list[StopReplicaTopicState]) -> OnResponse:
         def on_response(response: StopReplicaResponse) -> None:
-            in_deletion = [topic for topic in topics if self._context.is_topic_deletion_in_progress(topic.topic)]
+            in_deletion = [topic for topic in topics if self._context.is_topic_deletion_in_progress(topic.topic_name)]
             if in_deletion:
                 self._on_stop_replica_response(broker_id, response, in_deletion)
 
@@ -369,7 +377,7 @@ def _leader_and_isr_state(
 
 
 def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataBroker:
-    endpoints = tuple(
+    endpoints = [
         UpdateMetadataEndpoint(
             endpoint.port,
             endpoint.host,
@@ -377,24 +385,24 @@ def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataB
             SECURITY_PROTOCOLS.index(endpoint.security_protocol),
         )
         for endpoint in registration.endpoints
-    )
-    return UpdateMetadataBroker(registration.broker_id, endpoints, registration.rack)
+    ]
+    return UpdateMetadataBroker(id=registration.broker_id, endpoints=endpoints, rack=registration.rack)
 
 
-def _stop_replica_topic(named: tuple[str, Mapping[int, StopReplicaPartitionState]]) -> StopReplicaTopic:
+def _stop_replica_topic(named: tuple[str, Mapping[int, StopReplicaPartitionState]]) -> StopReplicaTopicState:
     topic, states = named
-    return StopReplicaTopic(topic, None, list(states.values()))
+    return StopReplicaTopicState(topic, list(states.values()))
 
 
 def _partitions_to_stop(
     topics: Mapping[str, Mapping[int, StopReplicaPartitionState]], delete: bool, slices: Slices
-) -> Steps[list[StopReplicaTopic]]:
+) -> Steps[list[StopReplicaTopicState]]:
     """The replicas to delete, or the others."""
     chosen = []
     for topic, states in topics.items():
-        partitions = [state for state in states.values() if state.delete is delete]
+        partitions = [state for state in states.values() if state.delete_partition is delete]
         if partitions:
-            chosen.append(StopReplicaTopic(topic, None, partitions))
+            chosen.append(StopReplicaTopicState(topic, partitions))
         if slices.spend(len(states)):
             yield
     return chosen

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 
 from klamm.config.safest import ALL_REPLICAS
 from klamm.config.topic import TopicConfig
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import iterate_batches
 from klamm.protocol.vocabulary import (

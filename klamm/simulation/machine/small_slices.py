@@ -53,7 +53,6 @@ SMALL = (
     ("klamm.controller.reassignment", "SLICE", 1),
     ("klamm.controller.replica_state_machine", "CHEAP_SLICE", 1),
     ("klamm.controller.channels.request_batch", "CHEAP_SLICE", 1),
-    ("klamm.controller.channels.channel_manager", "SLICE", 1),
     ("klamm.controller.state_change_log", "SLICE", 1),
     ("klamm.controller.topic_deletion", "CHEAP_SLICE", 1),
     ("klamm.controller.topic_deletion", "PARTITIONS_IN_PIECE", 1),

@@ -16,8 +16,8 @@ from klamm.base.environment import Environment
 from klamm.base.slices import Steps
 from klamm.base.tasks import OnFailure, start_task
 from klamm.broker.requests.services import Services
+from klamm.protocol.apis.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.simulation.machine.environment import SimulatedEnvironment
 from klamm.simulation.machine.process import SimulationFailure
@@ -45,9 +45,9 @@ def watch_deletions(services: Services, on_stale: OnFailure) -> None:
 
 def _deleted(request: UpdateMetadataRequest) -> list[PartitionKey]:
     return [
-        (topic.topic, state.partition)
-        for topic in request.topics
-        for state in topic.partitions
+        (topic.topic_name, state.partition_index)
+        for topic in request.topic_states
+        for state in topic.partition_states
         if state.leader == LEADER_DURING_DELETE
     ]
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from klamm.base.tasks import OnFailure
 from klamm.config.safest import ALL_REPLICAS
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import (
     HEADER_SIZE_BYTES,

@@ -15,8 +15,8 @@ from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ConnectFailed
 from klamm.net.server_connection import ServerConnection
+from klamm.protocol.apis.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint
 from klamm.zookeeper.client import connection as zookeeper_connection
 from support.fetch_messages import fetch_request, to_fetch
@@ -183,8 +183,12 @@ async def test_a_connection_to_a_broker_gets_more_time_after_each_failure() -> N
     channel = ControllerChannel(cache, 5, BrokerConfig.from_properties({"zookeeper.connect": "z", **properties}))
     told = []
     async with silent() as port:
-        live = UpdateMetadataBroker(1, (UpdateMetadataEndpoint(port, "127.0.0.1", "PLAINTEXT", 0),))
-        cache.update(UpdateMetadataRequest(1, 1, 1, [], [live]))
+        live = UpdateMetadataBroker(id=1, endpoints=[UpdateMetadataEndpoint(port, "127.0.0.1", "PLAINTEXT", 0)])
+        cache.update(
+            UpdateMetadataRequest(
+                controller_id=1, controller_epoch=1, broker_epoch=1, topic_states=[], live_brokers=[live]
+            )
+        )
         for _ in range(4):
             with pytest.raises(ConnectFailed) as failed:
                 await channel.send(ApiKey.ALTER_ISR, lambda _: None)  # type: ignore[arg-type, return-value]

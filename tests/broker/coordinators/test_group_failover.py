@@ -9,9 +9,9 @@ from typing import Any
 from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.start.broker import Broker
 from klamm.protocol import messages
+from klamm.protocol.apis.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support import group_wire as wire
 from support.group_wire import become_stable, commit, committed, find_coordinator, join_fully, sync

@@ -14,16 +14,16 @@ from klamm.config.broker import BrokerConfig
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.protocol.apis.describe_producers import DescribeProducersRequest
+from klamm.protocol.apis.update_metadata import (
+    LEADER_DURING_DELETE,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopicState,
+)
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import parse_header
-from klamm.protocol.update_metadata import (
-    LEADER_DURING_DELETE,
-    UpdateMetadataPartitionState,
-    UpdateMetadataRequest,
-    UpdateMetadataTopic,
-)
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.keeper_exceptions import SessionExpired
@@ -425,7 +425,15 @@ async def test_the_leader_is_that_of_the_metadata() -> None:
         UpdateMetadataPartitionState(number, 1, leader, 0, (0,), 0, (0,))
         for number, leader in enumerate((3, -1, LEADER_DURING_DELETE))
     ]
-    scene.cache.update(UpdateMetadataRequest(0, 1, 1, [UpdateMetadataTopic("t", None, states)], []))
+    scene.cache.update(
+        UpdateMetadataRequest(
+            controller_id=0,
+            controller_epoch=1,
+            broker_epoch=1,
+            topic_states=[UpdateMetadataTopicState("t", None, states)],
+            live_brokers=[],
+        )
+    )
     assert [scene.markers.leader(("t", number)) for number in range(4)] == [3, -1, None, None]
     assert scene.markers.leader(("absent", 0)) is None
 
@@ -461,10 +469,20 @@ async def test_a_topic_counts_as_deleted_from_when_its_deletion_has_begun() -> N
     asked = [("a", 0), ("b", 0), ("a", 1), ("c", 0)]
     # This broker has just started, and the controller may not have seen the mark.
     assert await scene.markers.deleted(asked) == [("a", 1), ("c", 0)]
-    scene.cache.update(UpdateMetadataRequest(0, 1, 1, [], []))
+    scene.cache.update(
+        UpdateMetadataRequest(controller_id=0, controller_epoch=1, broker_epoch=1, topic_states=[], live_brokers=[])
+    )
     assert await scene.markers.deleted(asked) == [("b", 0), ("a", 1), ("c", 0)]
     states = [UpdateMetadataPartitionState(0, 1, 0, 0, (0,), 0, (0,))]
-    scene.cache.update(UpdateMetadataRequest(0, 1, 1, [UpdateMetadataTopic("b", None, states)], []))
+    scene.cache.update(
+        UpdateMetadataRequest(
+            controller_id=0,
+            controller_epoch=1,
+            broker_epoch=1,
+            topic_states=[UpdateMetadataTopicState("b", None, states)],
+            live_brokers=[],
+        )
+    )
     assert await scene.markers.deleted(asked) == [("a", 1), ("c", 0)]
 
 

@@ -10,15 +10,15 @@ from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions import marker_manager
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import ErrorCode
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
 from support.authorizing import Allows, Rule
 from support.one_broker import Client, OneBroker, batch, running, until
@@ -197,9 +197,15 @@ async def tell(cluster: OneBroker, controller: Client, leader: int, leader_epoch
     epoch = cluster.controller_epoch
     state = UpdateMetadataPartitionState(0, epoch, leader, leader_epoch, (0,), 0, (0,))
     host, port = cluster.broker.endpoints["PLAINTEXT"]
-    live = [UpdateMetadataBroker(0, (UpdateMetadataEndpoint(port, host, "PLAINTEXT", 0),))]
-    topics = [UpdateMetadataTopic("t", snapshot.topic_ids.get("t"), [state])]
-    body = UpdateMetadataRequest(0, epoch, cluster.broker_epoch, topics, live)
+    live = [UpdateMetadataBroker(id=0, endpoints=[UpdateMetadataEndpoint(port, host, "PLAINTEXT", 0)])]
+    topics = [UpdateMetadataTopicState("t", snapshot.topic_ids.get("t"), [state])]
+    body = UpdateMetadataRequest(
+        controller_id=0,
+        controller_epoch=epoch,
+        broker_epoch=cluster.broker_epoch,
+        topic_states=topics,
+        live_brokers=live,
+    )
     assert (await controller.request(ApiKey.UPDATE_METADATA, 7, body)).error_code == 0
 
 

@@ -11,7 +11,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError, Disconnected, NotSent
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
+from klamm.protocol.apis.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from support.one_broker import until
 from support.scripted_broker import Asked, ScriptedBroker
 
@@ -33,10 +33,14 @@ class Scene:
 
     def tell(self, controller_id: int, brokers: dict[int, ScriptedBroker]) -> None:
         live = [
-            UpdateMetadataBroker(id, (UpdateMetadataEndpoint(broker.port, "127.0.0.1", "PLAINTEXT", 0),))
+            UpdateMetadataBroker(id=id, endpoints=[UpdateMetadataEndpoint(broker.port, "127.0.0.1", "PLAINTEXT", 0)])
             for id, broker in brokers.items()
         ]
-        self.cache.update(UpdateMetadataRequest(controller_id, 1, 1, [], live))
+        self.cache.update(
+            UpdateMetadataRequest(
+                controller_id=controller_id, controller_epoch=1, broker_epoch=1, topic_states=[], live_brokers=live
+            )
+        )
 
     async def ask(self, number: int = 0) -> int:
         async with asyncio.timeout(30):

@@ -14,13 +14,13 @@ from klamm.broker.start import broker as composition
 from klamm.controller.controller import KafkaController
 from klamm.controller.leader_election import ElectionResults
 from klamm.protocol import messages
-from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER, ElectionType, PartitionKey
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
@@ -125,7 +125,11 @@ class FakeController(KafkaController):
 
 def know(cache: MetadataCache, topic: str, leader: int) -> None:
     state = UpdateMetadataPartitionState(0, 1, leader, 1, (leader,), 0, (1, 2), ())
-    cache.update(UpdateMetadataRequest(1, 1, topics=[UpdateMetadataTopic(topic, None, [state])]))
+    cache.update(
+        UpdateMetadataRequest(
+            controller_id=1, controller_epoch=1, topic_states=[UpdateMetadataTopicState(topic, None, [state])]
+        )
+    )
 
 
 async def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from uuid import UUID
 
 from klamm.broker.metadata.metadata_cache import Endpoint, MetadataCache
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
 
-BROKER = UpdateMetadataBroker(1, (UpdateMetadataEndpoint(9092, "h", "PLAINTEXT", 0),))
+BROKER = UpdateMetadataBroker(id=1, endpoints=[UpdateMetadataEndpoint(9092, "h", "PLAINTEXT", 0)])
 
 
 def request(
@@ -24,7 +24,7 @@ def request(
 ) -> UpdateMetadataRequest:
     """`leaders`: topic -> partition -> (leader, leader epoch)."""
     topics = [
-        UpdateMetadataTopic(
+        UpdateMetadataTopicState(
             topic,
             (topic_ids or {}).get(topic),
             [
@@ -34,7 +34,13 @@ def request(
         )
         for topic, partitions in leaders.items()
     ]
-    return UpdateMetadataRequest(controller_id, 1, -1, topics, [BROKER] if brokers is None else brokers)
+    return UpdateMetadataRequest(
+        controller_id=controller_id,
+        controller_epoch=1,
+        broker_epoch=-1,
+        topic_states=topics,
+        live_brokers=[BROKER] if brokers is None else brokers,
+    )
 
 
 def test_updates_merge_and_leave_old_snapshots_alone() -> None:
@@ -107,7 +113,12 @@ def test_brokers_are_found_only_where_they_live_and_listen() -> None:
     unknown_protocol = UpdateMetadataEndpoint(9, "h", "FUTURE", 9)
     cache.update(
         request(
-            1, {}, brokers=[UpdateMetadataBroker(5, (unknown_protocol,)), UpdateMetadataBroker(1, BROKER.endpoints)]
+            1,
+            {},
+            brokers=[
+                UpdateMetadataBroker(id=5, endpoints=[unknown_protocol]),
+                UpdateMetadataBroker(id=1, endpoints=BROKER.endpoints),
+            ],
         )
     )
     snapshot = cache.snapshot
@@ -116,3 +127,19 @@ def test_brokers_are_found_only_where_they_live_and_listen() -> None:
     assert snapshot.endpoint(1, "SSL") is None
     assert snapshot.endpoint(2, "PLAINTEXT") is None
     assert snapshot.endpoint(5, "FUTURE") is None
+
+
+def test_a_listener_without_a_name_is_called_like_its_protocol() -> None:
+    """As in the first versions of UpdateMetadata."""
+    cache = MetadataCache()
+    named = [UpdateMetadataEndpoint(9093, "h", "", 1), UpdateMetadataEndpoint(9094, "h", "", 3)]
+    brokers = [
+        UpdateMetadataBroker(id=1, v0_host="h", v0_port=9092),
+        UpdateMetadataBroker(id=2, endpoints=named),
+    ]
+    cache.update(request(1, {}, brokers=brokers))
+    found = {
+        id: {name: one.port for name, one in each.endpoints.items()} for id, each in cache.snapshot.brokers.items()
+    }
+    assert found == {1: {"PLAINTEXT": 9092}, 2: {"SSL": 9093, "SASL_SSL": 9094}}
+    assert cache.snapshot.brokers[2].endpoints["SASL_SSL"].security_protocol == "SASL_SSL"

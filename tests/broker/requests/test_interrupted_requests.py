@@ -6,13 +6,13 @@ from klamm.broker.handlers import APIS
 from klamm.protocol import messages
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.messages import ApiKey
 from support.group_wire import find_coordinator
 from support.one_broker import Client, OneBroker, batch, running, until
 
@@ -79,8 +79,10 @@ def update_metadata(cluster: OneBroker, leader: int) -> UpdateMetadataRequest:
     """The controller says that this broker leads all partitions of `doomed`, or that they are being deleted."""
     epoch = cluster.controller_epoch
     states = [UpdateMetadataPartitionState(number, epoch, leader, 0, (0,), 0, (0,)) for number in range(PARTITIONS)]
-    topics = [UpdateMetadataTopic("doomed", None, states)]
-    return UpdateMetadataRequest(0, epoch, cluster.broker_epoch, topics, [])
+    topics = [UpdateMetadataTopicState("doomed", None, states)]
+    return UpdateMetadataRequest(
+        controller_id=0, controller_epoch=epoch, broker_epoch=cluster.broker_epoch, topic_states=topics, live_brokers=[]
+    )
 
 
 async def commit(client: Client, group: str) -> None:

@@ -21,9 +21,9 @@ from klamm.broker.configs.topics import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.record.records import ControlRecordType, Record, build_batch
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.vocabulary import READ_COMMITTED, PartitionKey
 from klamm.replication.fetcher.fetcher import ReplicaFetcher
 from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint, LeaderOffset
@@ -354,7 +354,12 @@ async def a_log_is_deleted(directory: Path, size: int) -> AsyncIterator[Work]:
 
         async def delete() -> None:
             stopped, errors = await broker.manager.stop_replicas(
-                StopReplicaRequest(9, 1, -1, [StopReplicaTopic("t", None, [StopReplicaPartitionState(0, 1, True)])])
+                StopReplicaRequest(
+                    controller_id=9,
+                    controller_epoch=1,
+                    broker_epoch=-1,
+                    topic_states=[StopReplicaTopicState("t", [StopReplicaPartitionState(0, 1, True)])],
+                )
             )
             assert stopped == ErrorCode.NONE and not any(errors.values())
 

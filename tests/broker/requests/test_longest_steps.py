@@ -26,7 +26,6 @@ from klamm.faults.request_subjects import ONE_BY_ONE, PARTITIONED
 from klamm.faults.tally import Tally
 from klamm.net.exchange import AnswerOnly, Response
 from klamm.protocol import compiler, messages
-from klamm.protocol.apis import HAND_WRITTEN
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError
@@ -103,8 +102,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         codec.cache_clear()
     with small_slices():
         for key in APIS:
-            if key not in HAND_WRITTEN:
-                compile_codecs(key)
+            compile_codecs(key)
         yield
     for codec in codecs:
         codec.cache_clear()
@@ -192,8 +190,7 @@ async def test_no_step_grows_with_the_length_of_names(tmp_path: Path) -> None:
     """With usual slices, which would have many names."""
     too_long = []
     for key in APIS:
-        if key not in HAND_WRITTEN:
-            compile_codecs(key)
+        compile_codecs(key)
     ids = dict.fromkeys(("group_id", "key", "member_id", "group_instance_id"), "x" * LONG_NAME)
     properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     properties |= {"transaction_state_log_num_partitions": 1, "transaction_state_log_replication_factor": 1}

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from klamm.protocol import messages
-from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import ErrorCode
+from klamm.protocol.messages import ApiKey
 from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.group_wire import commit, committed, find_coordinator
 from support.odd_requests import LONGEST, Odd, every_version, refused_surplus, send_and_receive
@@ -158,7 +158,18 @@ async def set_right(cluster: OneBroker, client: Client, topic: str) -> None:
     endpoint = UpdateMetadataEndpoint(port, host, "PLAINTEXT", 0)
     state = UpdateMetadataPartitionState(0, epoch, 0, 0, (0,), 0, (0,))
     body = UpdateMetadataRequest(
-        0, epoch, -1, [UpdateMetadataTopic(topic, None, [state])], [UpdateMetadataBroker(0, (endpoint,))]
+        controller_id=0,
+        controller_epoch=epoch,
+        broker_epoch=-1,
+        topic_states=[UpdateMetadataTopicState(topic, None, [state])],
+        live_brokers=[
+            UpdateMetadataBroker(
+                id=0,
+                endpoints=[
+                    endpoint,
+                ],
+            )
+        ],
     )
     assert (await client.request(ApiKey.UPDATE_METADATA, 7, body)).error_code == NONE
     await cluster.begin_leader_epoch(client, topic, 0)

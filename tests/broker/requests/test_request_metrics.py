@@ -12,10 +12,10 @@ from klamm.broker.requests.request_metrics import TOGETHER, ApiStatistics, Reque
 from klamm.net.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Response
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionError, LeaderAndIsrResponse, LeaderAndIsrTopicError
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaResponse
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.stop_replica import StopReplicaResponse
 from support.exchanges import exchange
 from support.fetch_messages import fetch_request, to_fetch
 from support.metrics import Values
@@ -175,9 +175,11 @@ def test_a_request_that_has_waited_keeps_its_times_where_it_counts_elsewhere() -
 
 def test_the_error_codes_of_controllers_requests_are_counted() -> None:
     counts: dict[int, int] = {}
-    topics = [LeaderAndIsrTopicErrors("t", None, [(0, 0), (1, 56)])]
+    topics = [LeaderAndIsrTopicError("t", None, [LeaderAndIsrPartitionError(0, 0), LeaderAndIsrPartitionError(1, 56)])]
     messages.error_counter(ApiKey.LEADER_AND_ISR)(LeaderAndIsrResponse(0, topics), counts)
-    messages.error_counter(ApiKey.STOP_REPLICA)(StopReplicaResponse(11, {"t": [(0, 56)]}), counts)
+    messages.error_counter(ApiKey.STOP_REPLICA)(
+        StopReplicaResponse(11, [StopReplicaPartitionError("t", 0, 56)]), counts
+    )
     assert counts == {0: 2, 11: 1, 56: 2}
 
 

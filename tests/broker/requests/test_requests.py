@@ -15,14 +15,14 @@ from klamm.broker.requests.security import Operation
 from klamm.protocol import messages
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnTopic
 from klamm.protocol.apis.fetch import EpochEndOffset
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.apis.stop_replica import StopReplicaRequest
+from klamm.protocol.apis.update_metadata import UpdateMetadataRequest
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch
-from klamm.protocol.stop_replica import StopReplicaRequest
-from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
 from support import group_wire, transaction_wire
 from support.authorizing import Allows, nothing
@@ -851,9 +851,9 @@ def every_request() -> dict[ApiKey, Any]:
     altered = request[ApiKey.ALTER_CONFIGS].AlterConfigsResource
     altered_a_bit = request[ApiKey.INCREMENTAL_ALTER_CONFIGS].AlterConfigsResource
     return {
-        ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 1),
-        ApiKey.STOP_REPLICA: StopReplicaRequest(0, 1),
-        ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 1),
+        ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(controller_id=0, controller_epoch=1),
+        ApiKey.STOP_REPLICA: StopReplicaRequest(controller_id=0, controller_epoch=1),
+        ApiKey.UPDATE_METADATA: UpdateMetadataRequest(controller_id=0, controller_epoch=1),
         ApiKey.CONTROLLED_SHUTDOWN: {"broker_id": 0},
         ApiKey.ALTER_ISR: {"broker_id": 0, "topics": []},
         ApiKey.PRODUCE: ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])]),

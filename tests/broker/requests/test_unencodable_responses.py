@@ -20,15 +20,19 @@ from klamm.broker.requests.dispatcher import Dispatcher
 from klamm.broker.requests.registry import registered
 from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol import messages
-from klamm.protocol.apis import HAND_WRITTEN
 from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrPartitionError,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicError,
+)
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
 from klamm.protocol.apis.metadata import MetadataResponse
-from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaRequest, StopReplicaResponse
+from klamm.protocol.apis.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
-from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
-from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID
 from support.exchanges import exchange
 from support.fetch_messages import fetch_response
@@ -38,9 +42,9 @@ from support.quotas import client_quotas
 APIS = registered()
 REQUESTS: dict[ApiKey, Any] = {
     ApiKey.FETCH: FetchRequest(),
-    ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 0),
-    ApiKey.STOP_REPLICA: StopReplicaRequest(0, 0),
-    ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 0),
+    ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(controller_id=0, controller_epoch=0),
+    ApiKey.STOP_REPLICA: StopReplicaRequest(controller_id=0, controller_epoch=0),
+    ApiKey.UPDATE_METADATA: UpdateMetadataRequest(controller_id=0, controller_epoch=0),
 }
 INTEGERS = {"Int8", "Int16", "Uint16", "Int32", "Int64", "BitField"}
 
@@ -52,6 +56,8 @@ def filled(struct_class: type[Struct], version: int) -> Any:
         if version in field.versions:
             value = ZEROS[field.kind] if isinstance(field.kind, str) else filled(field.kind, version)
             values[field.name] = [value] if field.is_array else value
+        elif field.is_required:
+            values[field.name] = field.default
     return struct_class(**values)
 
 
@@ -101,7 +107,7 @@ def dispatch(key: ApiKey, version: int, response: Any, quotas: ClientQuotas | No
     return Dispatcher(services, count(1).__next__).dispatch(connection, bytearray(frame[4:]), exchange())
 
 
-@pytest.mark.parametrize("key", [key for key in APIS if key not in HAND_WRITTEN], ids=lambda key: key.name)
+@pytest.mark.parametrize("key", APIS, ids=lambda key: key.name)
 def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field(key: ApiKey, caplog: Any) -> None:
     api = APIS[key]
     response_class = messages.response_class(key)
@@ -141,14 +147,14 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
         (
             ApiKey.LEADER_AND_ISR,
             0,
-            LeaderAndIsrResponse(0, [LeaderAndIsrTopicErrors("t", None, [(0, 2**15)])]),
-            "LeaderAndIsrResponse v0: topics[0].partitions[0][1]: 32768 does not fit Int16",
+            LeaderAndIsrResponse(0, [LeaderAndIsrTopicError("t", None, [LeaderAndIsrPartitionError(0, 2**15)])]),
+            "LeaderAndIsrResponse v0: topics[0].partition_errors[0].error_code: 32768 does not fit Int16",
         ),
         (
             ApiKey.STOP_REPLICA,
             3,
-            StopReplicaResponse(0, {"t": [(2**31, 0)]}),
-            "StopReplicaResponse v3: topics.t[0][0]: 2147483648 does not fit Int32",
+            StopReplicaResponse(0, [StopReplicaPartitionError("t", 2**31, 0)]),
+            "StopReplicaResponse v3: partition_errors[0].partition_index: 2147483648 does not fit Int32",
         ),
         (
             ApiKey.UPDATE_METADATA,
@@ -156,7 +162,12 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
             UpdateMetadataResponse(2**15),
             "UpdateMetadataResponse v7: error_code: 32768 does not fit Int16",
         ),
-        (ApiKey.STOP_REPLICA, 0, StopReplicaResponse(0, [1]), "StopReplicaResponse v0: topics: a list is not a dict"),  # type: ignore[arg-type]
+        (
+            ApiKey.STOP_REPLICA,
+            0,
+            StopReplicaResponse(0, [1]),  # type: ignore[list-item]
+            "StopReplicaResponse v0: partition_errors[0]: 1 is not a StopReplicaPartitionError",
+        ),
         (
             ApiKey.METADATA,
             9,
@@ -165,7 +176,7 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
         ),
     ],
 )
-def test_hand_written_and_mistaken_responses_close_their_connection(
+def test_controllers_and_mistaken_responses_close_their_connection(
     key: ApiKey, version: int, response: Any, complaint: str, caplog: Any
 ) -> None:
     with pytest.raises(InvalidRequest, match="its response cannot be encoded"):

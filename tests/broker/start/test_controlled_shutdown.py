@@ -16,13 +16,13 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import ErrorCode
 from klamm.znodes.store import LiveBroker
 from klamm.zookeeper.client import State, ZooKeeperClient
 from support.known_znodes import KnownZnodes
@@ -47,9 +47,17 @@ def metadata(*live: int) -> MetadataCache:
         "lonely": UpdateMetadataPartitionState(0, 1, LEAVING, 0, (LEAVING,), 0, (LEAVING, 1)),
         "shared": UpdateMetadataPartitionState(0, 1, LEAVING, 0, (LEAVING, 1), 0, (LEAVING, 1)),
     }
-    topics = [UpdateMetadataTopic(topic, None, [state]) for topic, state in states.items()]
+    topics = [UpdateMetadataTopicState(topic, None, [state]) for topic, state in states.items()]
     cache = MetadataCache()
-    cache.update(UpdateMetadataRequest(1, 1, 1, topics, [UpdateMetadataBroker(id, ()) for id in live]))
+    cache.update(
+        UpdateMetadataRequest(
+            controller_id=1,
+            controller_epoch=1,
+            broker_epoch=1,
+            topic_states=topics,
+            live_brokers=[UpdateMetadataBroker(id=id, endpoints=[]) for id in live],
+        )
+    )
     return cache
 
 

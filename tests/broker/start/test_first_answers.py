@@ -10,9 +10,9 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.broker.metadata import metadata_cache
 from klamm.broker.start.broker import Broker
 from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.apis.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.zookeeper.client import ZooKeeperClient
 from support.one_broker import Client, OneBroker, running
 
@@ -114,8 +114,14 @@ async def test_the_controllers_word_gets_in_while_clients_wait_for_it(
         await (await start_anew(cluster))
         early, controller = await cluster.connect(), await cluster.connect()
         asking = asyncio.ensure_future(early.ask(ApiKey.METADATA, topics=[]))
-        seven = UpdateMetadataBroker(7, (UpdateMetadataEndpoint(9092, "h", "PLAINTEXT", 0),))
-        update = UpdateMetadataRequest(7, cluster.controller_epoch + 1, cluster.broker_epoch, [], [seven])
+        seven = UpdateMetadataBroker(id=7, endpoints=[UpdateMetadataEndpoint(9092, "h", "PLAINTEXT", 0)])
+        update = UpdateMetadataRequest(
+            controller_id=7,
+            controller_epoch=cluster.controller_epoch + 1,
+            broker_epoch=cluster.broker_epoch,
+            topic_states=[],
+            live_brokers=[seven],
+        )
         answer = await controller.request(ApiKey.UPDATE_METADATA, 7, update)
         assert answer.error_code == ErrorCode.NONE
         assert (await asking).controller_id == 7

@@ -13,8 +13,8 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
 from klamm.config.topic import TopicConfig
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
+from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.error_codes import ErrorCode, KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.messages import ApiKey, response_class
 from klamm.replication.fetcher import fetcher
 from klamm.replication.fetcher.fetch_state import InitialFetchState

@@ -8,14 +8,14 @@ from uuid import UUID
 import pytest
 
 from klamm.base.slices import Steps
-from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.update_metadata import (
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
+from klamm.protocol.apis.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
-    UpdateMetadataTopic,
+    UpdateMetadataTopicState,
 )
+from klamm.protocol.error_codes import ErrorCode
 from support.replicas import T0, TOPIC_ID, Broker, batch, hosting_broker, settle, state, values_in, want
 
 pytestmark = pytest.mark.loop("virtual")
@@ -33,7 +33,9 @@ async def update(
     broker: Broker, leader: int, epoch: int, replicas: tuple[int, ...], topic_id: UUID | None = TOPIC_ID
 ) -> None:
     said = UpdateMetadataPartitionState(0, 1, leader, epoch, replicas, 0, replicas)
-    request = UpdateMetadataRequest(9, 1, topics=[UpdateMetadataTopic("t", topic_id, [said])])
+    request = UpdateMetadataRequest(
+        controller_id=9, controller_epoch=1, topic_states=[UpdateMetadataTopicState("t", topic_id, [said])]
+    )
     await broker.manager.update_metadata(request, nothing)
 
 
@@ -126,8 +128,10 @@ async def test_one_that_has_heard_that_it_is_no_replica_obeys_a_deletion_of_an_e
         await broker.tell(state(0, leader=2, epoch=5))
         # The requests of a controller that has waited for this broker begin with the metadata of now.
         await update(broker, 3, 8, ELSEWHERE)
-        topic = StopReplicaTopic("t", TOPIC_ID, [StopReplicaPartitionState(0, 6, delete=True)])
-        _, codes = await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        topic = StopReplicaTopicState("t", [StopReplicaPartitionState(0, 6, delete_partition=True)])
+        _, codes = await broker.manager.stop_replicas(
+            StopReplicaRequest(controller_id=9, controller_epoch=1, topic_states=[topic])
+        )
         assert codes == {T0: OK}
         assert broker.log_manager.get(*T0) is None
 

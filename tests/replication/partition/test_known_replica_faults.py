@@ -12,8 +12,8 @@ import pytest
 
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopicState
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.partition.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
@@ -106,7 +106,7 @@ async def test_kafka_10548_the_log_of_a_deleted_topic_does_not_stand_in_the_way_
             response = await broker.manager.become_leader_or_follower(
                 leader_and_isr(told, topic_id=UUID(int=100 + number))
             )
-            assert response.topics[0].partitions == [(0, ErrorCode.NONE)]
+            assert [one.error_code for one in response.topics[0].partition_errors] == [ErrorCode.NONE]
             log = broker.manager.partitions[T0].log
             assert (log.topic_id, log.log_end_offset) == (UUID(int=100 + number), 0)
             await broker.manager.stop_replicas(_deletion_of_t0())
@@ -126,4 +126,4 @@ async def test_kafka_10548_a_log_that_counts_as_in_sync_stays(tmp_path: Path) ->
 
 def _deletion_of_t0(leader_epoch: int = NO_EPOCH) -> StopReplicaRequest:
     state = StopReplicaPartitionState(0, leader_epoch, True)
-    return StopReplicaRequest(9, 1, topics=[StopReplicaTopic("t", None, [state])])
+    return StopReplicaRequest(controller_id=9, controller_epoch=1, topic_states=[StopReplicaTopicState("t", [state])])

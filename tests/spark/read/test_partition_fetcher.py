@@ -78,6 +78,7 @@ class FakeConnection(PlayedConnection):
         version: int | None = None,
         timeout_ms: int | None = None,
         expect_response: bool = True,
+        body: object = None,
     ) -> Any:
         cluster = self._cluster
         if cluster.forgets_versions:

@@ -119,6 +119,7 @@ class RacksConnection(PlayedConnection):
         version: int | None = None,
         timeout_ms: int | None = None,
         expect_response: bool = True,
+        body: object = None,
     ) -> Any:
         racks = self.racks
         version = version or 12

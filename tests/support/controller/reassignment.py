@@ -96,7 +96,7 @@ class Journal:
     def note_request(self, sent: Sent) -> None:
         if sent.api_key is ApiKey.STOP_REPLICA:
             for state in stopped(sent.body, self.topic):
-                delete = " delete" if state.delete else ""
+                delete = " delete" if state.delete_partition else ""
                 self.lines.append(f"StopReplica {sent.receiver}: epoch {state.leader_epoch}{delete}")
             return
         for state in told(sent.body, self.topic):
@@ -112,11 +112,17 @@ def leadership(state: Any) -> str:
 
 
 def told(body: Any, topic: str) -> list[Any]:
-    return [state for each in body.topics if each.topic == topic for state in each.partitions if state.partition == 0]
+    return [
+        state
+        for each in body.topic_states
+        if each.topic_name == topic
+        for state in each.partition_states
+        if state.partition_index == 0
+    ]
 
 
 def stopped(body: Any, topic: str) -> list[Any]:
-    return [state for each in body.topics if each.topic == topic for state in each.partitions]
+    return [state for each in body.topic_states if each.topic_name == topic for state in each.partition_states]
 
 
 def hosted(sent: Sequence[Sent], topic: str) -> dict[int, tuple[int, ...]]:
@@ -131,7 +137,7 @@ def hosted(sent: Sequence[Sent], topic: str) -> dict[int, tuple[int, ...]]:
         elif request.api_key is ApiKey.STOP_REPLICA:
             for state in stopped(request.body, topic):
                 is_newer = state.leader_epoch > states.get(receiver, (-1,))[0]
-                if state.delete and (is_newer or state.leader_epoch == EPOCH_DURING_DELETE):
+                if state.delete_partition and (is_newer or state.leader_epoch == EPOCH_DURING_DELETE):
                     states.pop(receiver, None)
     return {broker_id: replicas for broker_id, (_, replicas) in states.items()}
 

@@ -19,16 +19,17 @@ from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerEvent, Startup
 from klamm.controller.parts import Channels
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.leader_and_isr import (
+from klamm.protocol.apis.leader_and_isr import (
+    LeaderAndIsrPartitionError,
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
-    LeaderAndIsrTopicErrors,
+    LeaderAndIsrTopicError,
 )
+from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaResponse
+from klamm.protocol.apis.update_metadata import UpdateMetadataResponse
+from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import request_class
-from klamm.protocol.stop_replica import StopReplicaResponse
-from klamm.protocol.update_metadata import UpdateMetadataResponse
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.controller_store import ControllerStore
@@ -321,30 +322,31 @@ class Scene:
             return LeaderAndIsrResponse(0, self._leader_and_isr_errors(broker_id, body))
         return StopReplicaResponse(
             0,
-            {
-                topic.topic: [
-                    (state.partition, self._stop_replica_error(broker_id, (topic.topic, state.partition)))
-                    for state in topic.partitions
-                ]
-                for topic in body.topics
-            },
+            [
+                StopReplicaPartitionError(*key, self._stop_replica_error(broker_id, key))
+                for topic in body.topic_states
+                for state in topic.partition_states
+                if (key := (topic.topic_name, state.partition_index))
+            ],
         )
 
-    def _leader_and_isr_errors(self, broker_id: int, body: LeaderAndIsrRequest) -> list[LeaderAndIsrTopicErrors]:
+    def _leader_and_isr_errors(self, broker_id: int, body: LeaderAndIsrRequest) -> list[LeaderAndIsrTopicError]:
         return [
-            LeaderAndIsrTopicErrors(
+            LeaderAndIsrTopicError(
                 "",
                 topic.topic_id,
                 [
-                    (state.partition, self._leader_and_isr_error(broker_id, topic.topic, state))
-                    for state in topic.partitions
+                    LeaderAndIsrPartitionError(
+                        state.partition_index, self._leader_and_isr_error(broker_id, topic.topic_name, state)
+                    )
+                    for state in topic.partition_states
                 ],
             )
-            for topic in body.topics
+            for topic in body.topic_states
         ]
 
     def _leader_and_isr_error(self, broker_id: int, topic: str, state: LeaderAndIsrPartitionState) -> ErrorCode:
-        replica = ((topic, state.partition), broker_id)
+        replica = ((topic, state.partition_index), broker_id)
         if replica in self.offline:
             return ErrorCode.KAFKA_STORAGE_ERROR
         if replica in self.of_other_topics:

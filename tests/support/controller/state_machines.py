@@ -76,10 +76,10 @@ class Batch:
 
     @staticmethod
     def _states(request: Request) -> Iterable[tuple[PartitionKey, Any]]:
-        for topic in request.body.topics:
-            for state in topic.partitions:
-                said = (state.leader_epoch, state.delete) if request.api_key == ApiKey.STOP_REPLICA else state
-                yield (topic.topic, state.partition), said
+        for topic in request.body.topic_states:
+            for state in topic.partition_states:
+                said = (state.leader_epoch, state.delete_partition) if request.api_key == ApiKey.STOP_REPLICA else state
+                yield (topic.topic_name, state.partition_index), said
 
     @property
     def leader_and_isr(self) -> dict[int, dict[PartitionKey, Any]]:

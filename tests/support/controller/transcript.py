@@ -358,14 +358,15 @@ def _assignment(assignment: TopicAssignment) -> str:
 def _partitions(api_key: ApiKey, body: Any) -> list[str]:
     if api_key is ApiKey.STOP_REPLICA:
         return [
-            f"{topic.topic}-{state.partition} epoch {state.leader_epoch}" + (", delete" if state.delete else "")
-            for topic in body.topics
-            for state in topic.partitions
+            f"{topic.topic_name}-{state.partition_index} epoch {state.leader_epoch}"
+            + (", delete" if state.delete_partition else "")
+            for topic in body.topic_states
+            for state in topic.partition_states
         ]
     told = []
-    for topic in body.topics:
-        for state in topic.partitions:
-            text = f"{topic.topic}-{state.partition} {leadership(state)}, replicas {ids(state.replicas)}"
+    for topic in body.topic_states:
+        for state in topic.partition_states:
+            text = f"{topic.topic_name}-{state.partition_index} {leadership(state)}, replicas {ids(state.replicas)}"
             if api_key is ApiKey.UPDATE_METADATA:
                 text += f", offline {ids(state.offline_replicas)}" if state.offline_replicas else ""
             else:
