@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,8 +343,7 @@ async def commits(cluster: Cluster, clients: Clients, offsets: int, seconds: flo
         frames = [commit_frame(group, dict.fromkeys(range(offsets), value)) for value in range(100)]
         host, port = (await clients.coordinator(group)).split(":")
         await clients.committed(group, [0])
-        committer = Committer(frames)
-        await loop.create_connection(lambda committer=committer: committer, host, int(port))  # type: ignore[misc]
+        _, committer = await loop.create_connection(partial(Committer, frames), host, int(port))
         committers.append(committer)
     await asyncio.sleep(WARM_UP_SECONDS)
     for committer in committers:
@@ -370,8 +370,8 @@ async def fill(clients: Clients, groups: Sequence[str], rounds: int) -> None:
         for number_, group in enumerate(groups[start : start + COMMITTERS], start):
             host, port = (await clients.coordinator(group)).split(":")
             await clients.committed(group, [0])
-            committer = Committer([commit_frame(group, expected(number_))], rounds)
-            await loop.create_connection(lambda committer=committer: committer, host, int(port))  # type: ignore[misc]
+            frames = [commit_frame(group, expected(number_))]
+            _, committer = await loop.create_connection(partial(Committer, frames, rounds), host, int(port))
             committers.append(committer)
         await asyncio.gather(*(committer.done for committer in committers))
 

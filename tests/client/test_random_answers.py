@@ -42,7 +42,7 @@ from klamm.client.offsets import (
 )
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.prepared_transactions import end_prepared
-from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.producer import OnCompletion, Producer, ProducerRecord
 from klamm.client.retries import RetryPolicy
 from klamm.client.transaction_requests import PreparedTransaction
 from klamm.client.transactional_producer import TransactionalProducer
@@ -148,6 +148,10 @@ class Nonsense:
         return self._random.choice(NUMBERS) if field.kind.startswith("Int") else VALUES[field.kind](self._random)
 
 
+def noted(told: list[int], number: int) -> OnCompletion:
+    return lambda metadata, error: told.append(number)
+
+
 async def produce(client: ClusterClient, acks: int) -> list[int]:
     """The numbers of the records that were told what became of them, or were not taken."""
     options = ProducerOptions(
@@ -158,7 +162,7 @@ async def produce(client: ClusterClient, acks: int) -> list[int]:
     for number in range(20):
         record = ProducerRecord("tu"[number % 2], b"x" * 30, (None, b"k")[number // 2 % 2])
         try:
-            await producer.send(record, lambda metadata, error, number=number: told.append(number))  # type: ignore[misc]
+            await producer.send(record, noted(told, number))
         except (KafkaError, ClientError):
             told.append(number)
     try:
@@ -187,7 +191,7 @@ async def produce_in_transactions(client: ClusterClient) -> list[int]:
             if producer.state is State.READY:
                 producer.begin()
             record = ProducerRecord("tu"[number % 2], b"x" * 30)
-            await producer.send(record, lambda metadata, error, number=number: told.append(number))  # type: ignore[misc]
+            await producer.send(record, noted(told, number))
         except (KafkaError, ClientError, RuntimeError):
             told.append(number)
         try:

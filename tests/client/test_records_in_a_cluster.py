@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import confluent_kafka
 import pytest
@@ -12,12 +13,13 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
 from klamm.client.properties import parse_addresses
 from klamm.processes.helper import Helper
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
+from support.present import present
 
 RECORDS = [
     (b"key", b"value", (("name", b"x"), ("null", None))),
@@ -91,15 +93,15 @@ async def test_leaders_are_killed_while_records_are_written_and_read(cluster: Cl
     written: dict[int, list[tuple[int, bytes | None]]] = defaultdict(list)
     seen: dict[int, list[tuple[int, bytes | None]]] = defaultdict(list)
 
+    def note(value: bytes, done: RecordMetadata | None, error: BaseException | None) -> None:
+        written[present(done).partition].append((present(done).offset, value))
+
     async def write(ours: ClusterClient) -> None:
         producer = Producer(ours, ProducerOptions(options(cluster), CompressionType.LZ4, 2_000), SystemEnvironment())
         for number in range(rounds):
             for other in range(20):
                 value = b"%d/%d" % (number, other)
-                await producer.send(
-                    ProducerRecord(topic, value, key=b"%d" % other),
-                    lambda done, error, value=value: written[done.partition].append((done.offset, value)),  # type: ignore[misc]
-                )
+                await producer.send(ProducerRecord(topic, value, key=b"%d" % other), partial(note, value))
             await asyncio.sleep(0.02)
         await producer.flush()
 

@@ -5,7 +5,7 @@ The lines below were compared with those that Apache Kafka 2.8.2 writes about th
 
 import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,11 +225,11 @@ async def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
             topic_states=[UpdateMetadataTopicState("t", TOPIC_ID, states)],
         )
 
-        def steps() -> Iterator[None]:
+        def steps() -> Generator[None]:
             assert written.take() == []
             yield
 
-        await broker.manager.update_metadata(request, steps, 8)  # type: ignore[arg-type]  # it returns nothing
+        await broker.manager.update_metadata(request, steps, 8)
         source = "in response to UpdateMetadata request sent by controller 9 epoch 1 with correlation id 8"
         assert written.take() == [
             "Cached leader info UpdateMetadataPartitionState(topicName='t', partitionIndex=0, controllerEpoch=1,"
@@ -239,7 +239,7 @@ async def test_the_metadata_cache(tmp_path: Path, written: Written) -> None:
             f"Add 1 partitions and deleted 1 partitions from metadata cache {source}",
         ]
         # Kafka's says nothing of brokers that come and go.
-        await broker.manager.update_metadata(UpdateMetadataRequest(controller_id=9, controller_epoch=1), steps)  # type: ignore[arg-type]
+        await broker.manager.update_metadata(UpdateMetadataRequest(controller_id=9, controller_epoch=1), steps)
         assert written.take() == []
 
 

@@ -9,39 +9,62 @@ from hypothesis import find, given, settings
 from klamm.faults.commands import Fault
 from klamm.faults.commands.answers import FailAnswers
 from klamm.faults.commands.network import CutLinks
-from klamm.testing.hypothesis import Kill, Pause, Schedule, Span, Stop, Trouble, fault_schedules
+from klamm.testing.faults.faults import FaultHandle, Faults
+from klamm.testing.hypothesis import ClusterLike, Kill, Pause, Schedule, Span, Stop, Trouble, fault_schedules
 
 FAULT = FailAnswers(api="Produce", error="NOT_LEADER_OR_FOLLOWER", times=1)
 
 
-class RecordingCluster:
+class RecordingFaults(Faults):
+    def __init__(self, done: list[str]) -> None:
+        self._done = done
+
+    def install(self, fault: Fault) -> FaultHandle:
+        self._done.append(f"install {fault.kind}")
+        return RecordingHandle(self._done, fault)
+
+
+class RecordingHandle(FaultHandle):
+    def __init__(self, done: list[str], fault: Fault) -> None:
+        self._done, self._what = done, fault
+
+    def remove(self) -> None:
+        self._done.append(f"remove {self._what.kind}")
+
+
+class RecordingCluster(ClusterLike):
     """Notes what is done to it."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.faults = self
 
-    def install(self, fault: Fault) -> Any:
-        self.done.append(f"install {fault.kind}")
-        cluster = self
+    @property
+    def faults(self) -> Faults:
+        return RecordingFaults(self.done)
 
-        class Handle:
-            def remove(self) -> None:
-                cluster.done.append(f"remove {fault.kind}")
+    def kill(self, server: int) -> None:
+        self.done.append(f"kill {server}")
 
-        return Handle()
+    def stop(self, server: int) -> None:
+        self.done.append(f"stop {server}")
+
+    def start(self, server: int) -> None:
+        self.done.append(f"start {server}")
+
+    def pause(self, server: int) -> None:
+        self.done.append(f"pause {server}")
+
+    def resume(self, server: int) -> None:
+        self.done.append(f"resume {server}")
 
     def heal(self) -> None:
         self.done.append("heal")
-
-    def __getattr__(self, name: str) -> Callable[[int], None]:
-        return lambda broker: self.done.append(f"{name} {broker}")
 
 
 def test_troubles_begin_and_end_before_their_steps_and_the_cluster_is_whole_at_the_end() -> None:
     spans = (Span(Pause(2), 0, 1), Span(Kill(1), 1, 3), Span(FAULT, 1, 2), Span(Stop(0), 3, 9))
     cluster = RecordingCluster()
-    with Schedule(spans).on(cluster) as run:  # type: ignore[arg-type]
+    with Schedule(spans).on(cluster) as run:
         for _ in range(4):
             cluster.done.append(f"- {run.steps}")
             run.step()
@@ -63,7 +86,7 @@ def test_troubles_begin_and_end_before_their_steps_and_the_cluster_is_whole_at_t
 
 def test_the_cluster_is_whole_after_a_failure() -> None:
     cluster = RecordingCluster()
-    with pytest.raises(ZeroDivisionError), Schedule((Span(Kill(1), 0, 3),)).on(cluster) as run:  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), Schedule((Span(Kill(1), 0, 3),)).on(cluster) as run:
         run.step()
         _ = 1 / 0
     assert cluster.done == ["kill 1", "heal"]

@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 
 from klamm.testing import Cluster, Helper
 from support.planted import change_records, first_segment
+from support.present import present
 
 TOPIC = "castle"
 PARTITIONS, RECORDS = 3, 300
@@ -38,18 +39,17 @@ def test_the_state_change_logs_become_one(cluster: Cluster, klamm: Run) -> None:
     logs = ",".join(f"{cluster.directory}/logs/broker-{broker}/state-change.log" for broker in cluster.broker_ids)
     merged = klamm("log", "merge", "--logs", logs, "--topic", TOPIC, "--partitions", "0,2")
     lines = merged.splitlines()
-    times = [LINE_TIME.match(line) for line in lines]
-    assert all(times)
-    assert [found[1] for found in times if found] == sorted(found[1] for found in times if found)
+    times = [present(LINE_TIME.match(line))[1] for line in lines]
+    assert times == sorted(times)
     assert all(f"{TOPIC}-0" in line or f"{TOPIC}-2" in line for line in lines)
     assert {broker for line in lines for broker in re.findall(r"\[Broker id=(\d)\]", line)} == {"0", "1", "2"}
     # Between two times of the merged log, both inclusive.
-    first, last = times[2][1], times[5][1]  # type: ignore[index]
+    first, last = times[2], times[5]
     cut = klamm(
         *("log", "merge", "--logs", logs, "--topic", TOPIC, "--partitions", "0,2"),
         *("--start-time", first, "--end-time", last),
     )
-    assert cut.splitlines() == [line for line in lines if first <= LINE_TIME.match(line)[1] <= last]  # type: ignore[index]
+    assert cut.splitlines() == [line for line, time in zip(lines, times, strict=True) if first <= time <= last]
 
 
 def test_all_replicas_agree(cluster: Cluster, klamm: Run) -> None:

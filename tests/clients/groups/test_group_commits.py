@@ -1,12 +1,18 @@
 """The three ways to commit: automatically, synchronously with retries, asynchronously without."""
 
+from functools import partial
+
 import pytest
 
 from support.group_clients.cluster import GroupCluster
-from support.group_clients.hosts import CLIENTS, MEMBERS, World
+from support.group_clients.hosts import CLIENTS, MEMBERS, Member, World
 
 ALL = pytest.mark.parametrize("client", MEMBERS)
 EVERY_HOUR = "3600000"
+
+
+def has_read(member: Member, total: int) -> bool:
+    return len(member.records) == total
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -14,11 +20,14 @@ def test_automatic_commits(world: World, group_cluster: GroupCluster, name: str,
     group_cluster.create_topics(name, partitions=2)
     settings = {"enable.auto.commit": "true", "auto.commit.interval.ms": "100"}
     member = world.open(client, group_cluster.bootstrap, name, name, settings)
+
+    def are_committed_of(total: int) -> bool:
+        return group_cluster.committed(name) == {(name, 0): total // 2, (name, 1): total // 2}
+
     for numbers in (range(6), range(6, 10)):
         group_cluster.produce(name, numbers, 2)
-        wanted = {(name, 0): numbers.stop // 2, (name, 1): numbers.stop // 2}
-        world.until(lambda total=numbers.stop: len(member.records) == total, "all records")  # type: ignore[misc]
-        group_cluster.until(lambda wanted=wanted: group_cluster.committed(name) == wanted, f"{wanted}")  # type: ignore[misc]
+        world.until(partial(has_read, member, numbers.stop), "all records")
+        group_cluster.until(partial(are_committed_of, numbers.stop), f"all {numbers.stop} are committed")
 
 
 @ALL

@@ -1,7 +1,7 @@
 """What the coordinator answers, in each state of a group and of itself: joins, syncs, heartbeats, leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from klamm.base.slices import in_one_go
 from klamm.coordinator.groups import rebalance
 from klamm.coordinator.groups.group import GroupState, JoinedMember, JoinResult
+from klamm.coordinator.ports import Appended, KeyAndValue, TransactionalProducer
 from klamm.protocol.error_codes import ErrorCode
 from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, settle
 
@@ -918,10 +919,12 @@ async def test_a_program_fault_while_storing_is_heard_of() -> None:
     [a] = await c.completing()
     fault = RuntimeError("a fault")
 
-    async def fail(*_: object) -> None:
+    async def fail(
+        partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
+    ) -> Appended:
         raise fault
 
-    c.log.append = fail  # type: ignore[assignment]  # instead of the log
+    c.log.append = fail
     sync = c.sync(a)
     await settle()
     assert fault in c.failures

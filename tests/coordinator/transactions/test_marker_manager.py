@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 import logging
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from klamm.base.slices import in_slices
 from klamm.coordinator.transactions import marker_manager
+from klamm.coordinator.transactions.ports import TransactionMarker
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from support.coordination import after, settle
@@ -381,10 +383,12 @@ async def test_attempts_of_many_transactions_do_not_come_back_at_the_same_time()
 async def test_an_error_of_the_program_is_reported() -> None:
     c = await Transactions.elected()
 
-    async def broken(*_: object) -> list[dict[PartitionKey, ErrorCode]]:
+    async def broken(
+        broker_id: int, markers: Sequence[TransactionMarker]
+    ) -> Sequence[Mapping[PartitionKey, ErrorCode]]:
         raise ValueError("broken")
 
-    c.leaders.write = broken  # type: ignore[assignment]
+    c.leaders.write = broken
     await ended(c, P0)
     assert [str(error) for error in c.failures] == ["broken"]
     c.failures.clear()
@@ -395,10 +399,12 @@ async def test_a_kafka_error_of_the_request_is_retried() -> None:
     c = await Transactions.elected()
     write = c.leaders.write
 
-    async def refused(*_: object) -> list[dict[PartitionKey, ErrorCode]]:
+    async def refused(
+        broker_id: int, markers: Sequence[TransactionMarker]
+    ) -> Sequence[Mapping[PartitionKey, ErrorCode]]:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "too old")
 
-    c.leaders.write = refused  # type: ignore[assignment]
+    c.leaders.write = refused
     await ended(c, P0)
     await after(5)
     c.leaders.write = write

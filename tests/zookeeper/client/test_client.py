@@ -191,7 +191,7 @@ def test_each_event_fires_its_kinds_of_watches() -> None:
     for event_type, kinds in expected.items():
         table = WatchTable()
         for kind in WatchKind:
-            table.add(kind, "/a", lambda event, kind=kind: None)  # type: ignore[misc]
+            table.add(kind, "/a", lambda event: None)
         event = WatcherEvent(event_type, KeeperState.SYNC_CONNECTED, "/a")
         assert len(table.fire(event)) == len(kinds)
         assert table.fire(event) == []
