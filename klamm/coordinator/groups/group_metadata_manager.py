@@ -31,6 +31,7 @@ groups.
 """
 
 import asyncio
+import codecs
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,12 +119,13 @@ def java_hash(text: str) -> int:
 
 def _hash(text: str) -> int:
     value = 0
-    for unit in memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H"):
+    for unit in memoryview(_utf_16(text, "surrogatepass")[0]).cast("H"):
         value = 31 * value + unit & 0xFFFFFFFF
     return value - 2**32 if value >= 2**31 else value
 
 
-_UTF_16 = f"utf-16-{'le' if sys.byteorder == 'little' else 'be'}"
+# Looked up here: the first use of a codec imports its module, which reads files.
+_utf_16 = codecs.getencoder(f"utf-16-{'le' if sys.byteorder == 'little' else 'be'}")
 _cached_hash = lru_cache(maxsize=10_000)(_hash)
 
 
@@ -310,7 +312,7 @@ class GroupMetadataManager:
         metadata = offset.metadata
         # Despite the setting's name Kafka counts UTF-16 code units. Whatever the setting, a record's text is limited to
         # the length that an int16 can count.
-        size = len(metadata.encode("utf-16-be", "surrogatepass")) // 2 if metadata else 0
+        size = len(_utf_16(metadata, "surrogatepass")[0]) // 2 if metadata else 0
         return size <= self._config.offset_metadata_max_bytes and len(metadata.encode()) <= MAX_STRING_BYTES
 
     # -- transactions -----------------------------------------------------------------------------------------------
