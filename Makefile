@@ -31,17 +31,16 @@ venv: .venv/.dev  ## build or renew .venv from requirements/dev.txt
 run: .venv/.base  ## three brokers with embedded ZooKeeper on ports from $(PORT), data in ./klamm-data
 	@exec $(BIN)/klamm up --port $(PORT)
 
+CHECKS := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
 check: venv  ## lint, format, types, layers
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(CHECKS)
 
 # A clone has no bytecode yet. One process makes it beside the check, which leaves a core idle, so that not every worker
 # rewrites all asserts.
 test: venv system  ## everything: check, then all tests
 	@$(PYTHON) -m pytest --collect-only -qq >/dev/null 2>&1 & \
-		$(MAKE) --no-print-directory check; checked=$$?; wait; exit $$checked
+		{ $(CHECKS); }; checked=$$?; wait; exit $$checked
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15
 
 interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and clients, the long ones too

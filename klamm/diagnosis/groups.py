@@ -9,11 +9,6 @@ from klamm.protocol.vocabulary import TopicPartition
 if TYPE_CHECKING:
     from klamm.client.admin.groups import GroupDescription, Member
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from klamm.client.admin.groups import GroupDescription, Member
-
 
 @dataclass(frozen=True)
 class PartitionRow:

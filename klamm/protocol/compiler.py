@@ -264,7 +264,7 @@ class _Writer:
         return self.flexible and self.version not in untagged._untagged
 
     def group(self, struct_class: type[Struct]) -> tuple[Field, Field, type[Struct]]:
-        """Of a flat array's groups: the name, the list, and what it holds."""
+        """The name, the list and the contents of each group of a flat array."""
         name, members = self.plain_fields(struct_class)
         assert not isinstance(members.kind, str)
         return name, members, members.kind

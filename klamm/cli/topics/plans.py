@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import typer
 
-from klamm.base.slices import in_one_go
 from klamm.base.visible import visible
 from klamm.diagnosis.cluster_view import BrokerView, PartitionView, joined
 from klamm.processes.tool_errors import ToolError
@@ -75,6 +74,7 @@ def _place(
     first_partition: int,
     rack_aware: bool,
 ) -> dict[int, list[int]]:
+    from klamm.base.slices import in_one_go
     from klamm.broker.topics.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 
     racks = {each.broker_id: each.rack for each in brokers.values() if each.rack is not None} if rack_aware else {}

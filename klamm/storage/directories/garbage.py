@@ -1,4 +1,4 @@
-"""Files that no log needs any more, and their removal after file.delete.delay.ms.
+"""Files that no log needs, which are removed after file.delete.delay.ms.
 
 What must stay true: garbage that is left when the broker stops is removed when it starts again.
 """
