@@ -28,7 +28,7 @@ class LoopTurns:
         await turn
 
     async def take(self, steps: Steps[T]) -> T:
-        """Takes each of the steps in a turn. Returns or raises what they do."""
+        """Takes each of the steps in a turn, and returns their result."""
         while True:
             await self.wait()
             try:

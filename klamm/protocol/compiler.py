@@ -264,7 +264,7 @@ class _Writer:
         return self.flexible and self.version not in untagged._untagged
 
     def group(self, struct_class: type[Struct]) -> tuple[Field, Field, type[Struct]]:
-        """The name, the list and the contents of each group of a flat array."""
+        """The name of a flat array's groups, their list, and the class of its members."""
         name, members = self.plain_fields(struct_class)
         assert not isinstance(members.kind, str)
         return name, members, members.kind
@@ -579,7 +579,7 @@ class _EncoderWriter(_Writer):
         self.fields(struct_class, fields, variable)
 
     def kept_request(self, request: Any, fields: list[Field]) -> None:
-        """What follows the field `kept_behind` is encoded once."""
+        """Encodes the fields behind `kept_behind` once."""
         names = [one.name for one in fields_of(request)]
         own = [one for one in fields if names.index(one.name) <= names.index(request.kept_behind)]
         for one in own:
@@ -795,7 +795,7 @@ class _EncoderWriter(_Writer):
 
 
 def _nothing_kept(struct_class: type[Struct]) -> str:
-    """What a `Kept` has before it is encoded."""
+    """The value of `_encoded` before a `Kept` is encoded."""
     return "{}" if issubclass(struct_class, Request) else "None"
 
 

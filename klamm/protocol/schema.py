@@ -250,7 +250,7 @@ class Answered(Generic[Answer_co]):
 
 
 class Request(Struct, Answered[Answer_co]):
-    """The body of a request. All copies of a `Kept` one share what follows the field `kept_behind`."""
+    """The body of a request. The copies of a `Kept` one share the encoding of the fields behind `kept_behind`."""
 
     kept_behind: ClassVar[str]
 
