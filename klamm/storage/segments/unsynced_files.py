@@ -7,7 +7,7 @@ flushes cannot take credit for each other's work.
 
 from klamm.base.environment import FileSystem
 
-# Of a file that is renamed once it is whole.
+# The suffix of a file that is renamed once it is whole.
 HALF_WRITTEN_SUFFIX = ".tmp"
 
 
