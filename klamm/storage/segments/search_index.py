@@ -36,7 +36,7 @@ class SearchIndex:
     LEAST_KEY: ClassVar[int]
     LEAST_LAST_VALUE: ClassVar[int]
     ASCENDS: ClassVar[Callable[[int, int], bool]]  # of a value and the next one
-    # The last offset of an empty index, relative to the base offset.
+    # The last entry of an empty index, relative to the base offset.
     NO_ENTRY: ClassVar[Entry]
 
     def __init__(self, file_system: FileSystem, path: str, base_offset: int, unsynced: UnsyncedFiles) -> None:
