@@ -13,7 +13,7 @@ PYTHON := $(BIN)/python
 # takes three quarters of the time of a collection.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv run test check interop simulate planted hostile bench format docs pictures lock release system clean
+.PHONY: help venv run test check bytecode interop simulate planted hostile bench format docs pictures lock release system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,16 +31,18 @@ venv: .venv/.dev  ## build or renew .venv from requirements/dev.txt
 run: .venv/.base  ## three brokers with embedded ZooKeeper on ports from $(PORT), data in ./klamm-data
 	@exec $(BIN)/klamm up --port $(PORT)
 
-CHECKS := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
-
 check: venv  ## lint, format, types, layers
-	$(CHECKS)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # A clone has no bytecode yet. One process makes it beside the check, which leaves a core idle, so that not every worker
 # rewrites all asserts.
-test: venv system  ## everything: check, then all tests
-	@$(PYTHON) -m pytest --collect-only -qq >/dev/null 2>&1 & \
-		{ $(CHECKS); }; checked=$$?; wait; exit $$checked
+bytecode: venv
+	@$(PYTHON) -m pytest --collect-only -qq >/dev/null 2>&1 &
+
+test: venv system bytecode check  ## everything: check, then all tests
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15
 
 interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and clients, the long ones too
