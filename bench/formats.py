@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 os.environ["POLARS_MAX_THREADS"] = "1"
 
 import fastavro
-import orjson
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv
@@ -285,23 +284,14 @@ def json_readers(data_type: pa.DataType) -> dict[str, Convert]:
     def with_polars(data: pa.Array) -> pa.Array:
         return pl.Series(data.cast(pa.string())).str.json_decode(dtype).to_arrow().cast(data_type)
 
-    def with_orjson(data: pa.Array) -> pa.Array:
-        return from_texts(pa.array(map(orjson.loads, data.to_pylist()), texts), data_type)
-
-    return {"pyarrow.json": with_pyarrow, "polars": with_polars, "orjson": with_orjson}
+    return {"pyarrow.json": with_pyarrow, "polars": with_polars}
 
 
 def json_writers() -> dict[str, Convert]:
     def with_polars(rows: pa.Array) -> pa.Array:
         return pl.Series(with_texts(rows)).struct.json_encode().to_arrow().cast(pa.binary())
 
-    def with_orjson(rows: pa.Array) -> pa.Array:
-        made = with_texts(rows).to_pylist(maps_as_pydicts="strict")
-        return pa.array(
-            [orjson.dumps({name: one for name, one in row.items() if one is not None}) for row in made], pa.binary()
-        )
-
-    return {"polars": with_polars, "orjson": with_orjson}
+    return {"polars": with_polars}
 
 
 def json_contests(rows: list[dict[str, Any]]) -> Iterator[Contest]:
