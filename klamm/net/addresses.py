@@ -5,7 +5,7 @@ import socket
 
 
 async def addresses_of(host: str) -> list[str]:
-    """The addresses of a host; an address is its own. Raises OSError for an unknown host."""
+    """The addresses of a host; an IP address is returned as it is. Raises OSError for an unknown host."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             return [socket.inet_ntop(family, socket.inet_pton(family, host))]

@@ -43,13 +43,13 @@ from klamm.protocol.messages import (
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.schema import Answered
 
-# How long a closed connection may take to send what was written before it is cut off.
+# How long a closed connection may take to send its written bytes before it is cut off.
 CLOSE_TIMEOUT_MS = 1_000
 
 # The client authenticates again after this share of a session's life. The rest is a margin for delays (KIP-368).
 SESSION_SHARE = 0.85
-# A broker of Kafka takes no second authentication within a second of the last one. A shorter session, of a token that
-# is about to end, ends with the connection.
+# Kafka's brokers refuse a second authentication within a second of the last one. A shorter session, whose token expires
+# soon, ends with the connection.
 LEAST_SESSION_S = 1
 
 # Makes a request in the version that the broker and the client have in common.
@@ -76,7 +76,7 @@ class Avoided(NotSent):
 
 
 class NoAnswer(ConnectFailed):
-    """Nothing has answered in time: the host is out of reach, or the program at the port hangs or says nothing."""
+    """No answer came in time: the host is out of reach, or the program at the port hangs or says nothing."""
 
 
 class Disconnected(ClientError):
@@ -84,15 +84,15 @@ class Disconnected(ClientError):
 
 
 class HungUp(Disconnected):
-    """The broker closed the connection on the first request, as a broker that requires SASL does without it."""
+    """The broker closed the connection on the first request. A broker that requires SASL does so to other clients."""
 
 
 class RequestTimedOut(Disconnected):
-    """No response in time; the connection was closed because of it."""
+    """No response came in time, so the connection was closed."""
 
 
 class InvalidResponse(Disconnected):
-    """The broker's answer is not a valid response to the request; the connection was closed because of it."""
+    """The broker's answer is not a valid response to the request, so the connection was closed."""
 
 
 class AuthenticationFailed(ClientError):
@@ -147,7 +147,7 @@ class Connection(FrameReader):
         self.api_versions: dict[int, tuple[int, int]] | None = None
         # The versions are known and the client is authenticated.
         self.ready = False
-        self._first_correlation_id = 0  # since it is ready
+        self._first_correlation_id = 0  # of the first request once `ready`
         self._authenticate_at_s: float | None = None  # the loop's clock
         self._options = options
         self._next_correlation_id = 0
@@ -156,7 +156,7 @@ class Connection(FrameReader):
         self._turn = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._writable = True
-        # While the broker throttles this client.
+        # Set while the broker throttles this client.
         self._throttled: asyncio.TimerHandle | None = None
         self._throttled_until_s = 0.0
         self._end: ClientError | None = None
@@ -172,12 +172,12 @@ class Connection(FrameReader):
 
     @property
     def has_broken_off(self) -> bool:
-        """Whether the connection was closed because what came is no response."""
+        """Whether the connection was closed because the broker's answer is not a valid response."""
         return isinstance(self._end, InvalidResponse)
 
     def unanswered(self, longer_than_s: float) -> str | None:
-        """The API of the oldest request if it waits for longer than this, without the time that its answer may take by
-        itself, as a Fetch or a JoinGroup does."""
+        """The API of the oldest request if it has waited for longer than this. A request that may wait at the broker,
+        such as a Fetch or a JoinGroup, has that time more."""
         if not self._pending:
             return None
         oldest = self._pending[0]
@@ -203,9 +203,9 @@ class Connection(FrameReader):
         """Sends the request that `build` makes for `version`, and returns the response.
 
         The version is the highest common one unless given. `body` is the request's encoded body, if the caller has it.
-        None is returned at once, when the request is written, if
-        no response is expected (produce with acks=0). Raises NotSent, Disconnected (RequestTimedOut, InvalidResponse)
-        or UnsupportedVersion; AuthenticationFailed if a session has expired and the broker refuses a new one.
+        If no response is expected (produce with acks=0), returns None as soon as the request is written. Raises
+        NotSent, Disconnected (RequestTimedOut, InvalidResponse) or UnsupportedVersion; AuthenticationFailed if a
+        session has expired and the broker refuses a new one.
         """
         if version is None:
             version = self.version_of(api_key)
@@ -229,7 +229,7 @@ class Connection(FrameReader):
         return cast(Response, await self._decode_in_slices(message) if isinstance(message, Generator) else message)
 
     async def round_trip(self) -> None:
-        """Returns when the broker has read every request before. Raises as `send`."""
+        """Returns when the broker has read every earlier request. Raises like `send`."""
         await self.send(ApiKey.API_VERSIONS, _versions_request)
 
     async def _decode_in_slices(self, steps: Steps[Any]) -> Any:
@@ -243,7 +243,7 @@ class Connection(FrameReader):
         return message
 
     def limit_receive_buffer(self) -> None:
-        """Gives the socket the buffer of the options."""
+        """Sets the socket's receive buffer to `socket_receive_buffer_bytes`."""
         size_bytes = self._options.socket_receive_buffer_bytes
         if size_bytes > 0 and self._transport is not None:
             connected: socket.socket | None = self._transport.get_extra_info("socket")
@@ -397,8 +397,8 @@ class Connection(FrameReader):
         self._abort(RequestTimedOut(f"{self}: no response to {api_key.message_name} within {timeout_ms} ms"))
 
     def _heed_throttle(self, response: Any) -> None:
-        """A broker that throttles this client does not read from it for this time (KIP-219), so nothing is sent, and
-        what is sent already has that time more. A longer throttle than a request may take is not waited for."""
+        """A broker that throttles this client does not read from it for the throttle time (KIP-219). The client sends
+        nothing for that time, but no longer than a request may take. Pending requests get that time more."""
         throttle_time_ms = getattr(response, "throttle_time_ms", 0)
         if throttle_time_ms <= 0 or self._end is not None:
             return
@@ -425,7 +425,7 @@ class Connection(FrameReader):
             self._room.set_result(None)
 
     def _abort(self, error: ClientError) -> None:
-        """Ends the connection because of `error`, with which every request without a response fails."""
+        """Ends the connection: every request without a response fails with `error`."""
         if self._end is not None:
             return
         self._end = error
@@ -442,7 +442,7 @@ class Connection(FrameReader):
 
 
 def _again(error: ClientError) -> ClientError:
-    """A copy of the error that ended a connection: each request raises its own, with its own traceback."""
+    """A copy of the error that ended a connection: each request raises a copy with its own traceback."""
     return type(error)(*error.args)
 
 
@@ -506,13 +506,13 @@ def _why_not_connected(error: OSError) -> str:
 
 
 class Connector:
-    """Opens one connection after another to a broker. The time that each may take to be set up doubles with every
-    failure in a row (socket.connection.setup.timeout.ms, socket.connection.setup.timeout.max.ms)."""
+    """Opens one connection after another to a broker. The time for the setup doubles with every failure in a row
+    (socket.connection.setup.timeout.ms, socket.connection.setup.timeout.max.ms)."""
 
     def __init__(
         self, options: ConnectionOptions, max_timeout_ms: int, receive_buffer: ReceiveBuffer | None = None
     ) -> None:
-        """`options.connect_timeout_ms` is the time for the first."""
+        """`options.connect_timeout_ms` is the time for the first connection."""
         self._options = options
         self._max_timeout_ms = max_timeout_ms
         self._receive_buffer = receive_buffer
@@ -525,7 +525,7 @@ class Connector:
         return min(self._options.connect_timeout_ms << min(self._failures, 30), self._max_timeout_ms)
 
     async def connect(self, host: str, port: int, *, at_most_ms: int | None = None) -> Connection:
-        """As `connect`, in no more than `at_most_ms`. Failures at another address do not count."""
+        """Like the function `connect`, within `at_most_ms`. Failures at another address do not count."""
         if self._address != (host, port):
             self._address, self._failures = (host, port), 0
         timeout_ms = self.timeout_ms if at_most_ms is None else min(self.timeout_ms, at_most_ms)
@@ -540,7 +540,7 @@ class Connector:
 
 
 async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) -> bool:
-    """Whether a broker that hung up on a TLS handshake answers without TLS, and so is not merely stopping."""
+    """Whether a broker that hung up on a TLS handshake answers without TLS. If not, it may just be stopping."""
     plain = replace(options, client_id=None, negotiate_versions=True, ssl_context=None, authenticate=None)
     try:
         connection = await connect(host, port, plain)

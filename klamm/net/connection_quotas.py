@@ -3,17 +3,17 @@
 | bound | key | a connection beyond it |
 |---|---|---|
 | connections of the broker, of a listener | `max.connections`, `listener.name.NAME.max.connections` | waits |
-| new connections per second, of both | `max.connection.creation.rate`, for a listener likewise | waits |
+| new connections per second, of both | `max.connection.creation.rate`, with the same prefix | waits |
 | new connections per second, of an address | `connection_creation_rate` in `/config/ips` | closed after a delay |
 | connections of an address | `max.connections.per.ip`, and its overrides | closed |
 
-A connection that waits is accepted and not read, and so are those behind it at the same listener (`Acceptor`). Kafka
-does not accept them; for their clients it is the same.
+A connection that waits is accepted but not read, and so are the connections behind it at the same listener
+(`Acceptor`). Kafka does not accept them; clients see no difference.
 
 What must stay true:
-- Where brokers have a listener of their own, its connections are admitted whatever the number of all connections is:
-  the cluster continues when clients have used up `max.connections`. Each connection beyond that number closes one of
-  another listener: an idle one first, and of these the one that was silent the longest.
+- Where brokers have a listener of their own, `max.connections` does not keep out its connections: the cluster continues
+  when clients have used up that number. Each connection beyond it closes a connection of another listener: idle
+  connections first, and among them the one that was silent the longest.
 - At most `MAX_WAITING` connections wait at a listener, and at most `MAX_DELAYED` wait to be closed; more are closed at
   once, so that one client does not take the files of all.
 - A connection counts from its admission to its end.
@@ -33,7 +33,7 @@ UNLIMITED = 2**31 - 1
 MAX_WAITING = 50
 MAX_DELAYED = 500
 CLOSED_PER_SLICE = 200
-# From this many on, addresses whose rate has come to rest are forgotten.
+# Above this number of addresses, those without recent connections are forgotten.
 MANY_ADDRESSES = 1_000
 
 
@@ -48,7 +48,7 @@ class Quotaed(Protocol):
         """Whether a request has started and has not been answered."""
 
     def hold(self) -> None:
-        """Nothing is read until `admit`."""
+        """Stops reading until `admit`."""
 
     def admit(self) -> None: ...
 
@@ -65,7 +65,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class QuotaSettings:
-    """All bounds but those by address and second. `brokers_listener` is the listener that brokers use."""
+    """All bounds except `connection_creation_rate`. `brokers_listener` is the listener that brokers use."""
 
     broker: ConnectionLimits = ConnectionLimits()
     listeners: Mapping[str, ConnectionLimits] = field(default_factory=dict)
@@ -82,11 +82,11 @@ class ConnectionQuotas:
         self._samples = samples
         self._window_ms = window_ms
         self._rate = self._new_rate()
-        # A listener that moves has two for a while.
+        # A listener whose address changes has two acceptors for a while.
         self._acceptors: dict[Acceptor, None] = {}
         self._count = 0
         self._counts_by_host: dict[str, int] = {}
-        # New connections per second allowed for an address, and for each one that is not named.
+        # New connections per second allowed for an address, and the default for other addresses.
         self._host_bounds: dict[str, int] = {}
         self._default_host_bound = UNLIMITED
         self._host_rates: dict[str, SampledRate] = {}
@@ -102,7 +102,7 @@ class ConnectionQuotas:
         self._wake()
 
     def set_rate_of_host(self, host: str | None, per_second: int | None) -> None:
-        """New connections allowed per second for an address, or by default; None takes the bound back."""
+        """Sets the new connections per second allowed for an address, or by default; None removes the bound."""
         if host is None:
             self._default_host_bound = UNLIMITED if per_second is None else per_second
         elif per_second is None:
@@ -111,7 +111,7 @@ class ConnectionQuotas:
             self._host_bounds[host] = per_second
 
     def acceptor(self, listener_name: str) -> "Acceptor":
-        """For a listener that opens. It must be closed with the listener."""
+        """The acceptor of a new listener. It must be closed with the listener."""
         acceptor = Acceptor(self, listener_name, self._new_rate())
         self._acceptors[acceptor] = None
         return acceptor
@@ -119,7 +119,7 @@ class ConnectionQuotas:
     # -- metrics ----------------------------------------------------------------------------------------------------
 
     def rate_of_broker(self) -> float:
-        """New connections per second of the listeners that its bound is for."""
+        """New connections per second of the listeners to which the broker's bound applies."""
         return _per_second(self._rate, _now_ms())
 
     def rates_of_listeners(self) -> dict[str, float]:
@@ -144,7 +144,7 @@ class ConnectionQuotas:
         return self._settings.listeners.get(acceptor.listener_name, self._settings.broker)
 
     def delay_ms(self, acceptor: "Acceptor") -> float:
-        """Counts a connection that wants to be admitted; how long it waits for its listener's and the broker's rate."""
+        """Counts a new connection; returns how long it waits for its listener's and the broker's rate."""
         now_ms = _now_ms()
         bounds = [(acceptor.rate, self.limits_of(acceptor).max_connection_creation_rate)]
         if not self._is_protected(acceptor):
@@ -160,10 +160,8 @@ class ConnectionQuotas:
         return self._is_protected(acceptor) or self._count < self._settings.broker.max_connections
 
     def host_delay_ms(self, acceptor: "Acceptor", host: str) -> float:
-        """How long a connection of an address that opens too many is kept before it is closed; 0 if it is welcome.
-
-        Such a connection counts in no rate.
-        """
+        """Counts a connection of an address; returns 0 if it is admitted. If the address opens too many connections,
+        returns the delay before this one is closed, and counts it in no rate."""
         bound = self._host_bounds.get(host, self._default_host_bound)
         if bound >= UNLIMITED:
             return 0.0
@@ -221,7 +219,7 @@ class ConnectionQuotas:
         return name == self._settings.brokers_listener and any(other.listener_name != name for other in self._acceptors)
 
     def _close_excess(self) -> None:
-        """Closes connections of clients while there are too many in all: the idle ones first, the most silent first."""
+        """Closes clients' connections beyond `max.connections`: idle ones first, in the order of their silence."""
         excess = self._count - self._settings.broker.max_connections
         if excess <= 0:
             return
@@ -251,14 +249,14 @@ class Acceptor:
     def __init__(self, quotas: ConnectionQuotas, listener_name: str, rate: SampledRate) -> None:
         self.listener_name = listener_name
         self.rate = rate
-        # Those admitted. They count until they are closed.
+        # The admitted connections. They count until they are closed.
         self.connections: dict[Quotaed, None] = {}
         self._quotas = quotas
         self._waiting: deque[Quotaed] = deque()
-        # Whether the first of those that wait counts in the rates, and the timer until which it waits for them.
+        # Whether the first waiting connection is counted in the rates, and the timer until the rates admit it.
         self._is_first_counted = False
         self._timer: asyncio.TimerHandle | None = None
-        # Connections of addresses with too many, until they are closed.
+        # Connections over their address's `connection_creation_rate`, until they are closed.
         self._delayed: dict[Quotaed, asyncio.TimerHandle] = {}
 
     def opened(self, connection: Quotaed) -> None:
@@ -280,7 +278,7 @@ class Acceptor:
         elif (timer := self._delayed.pop(connection, None)) is not None:
             timer.cancel()
         elif connection in self._waiting:
-            # Its successor is a new connection that waits for nothing but the rate that the first one has used up.
+            # If it was the first, the next connection takes over its count in the rates and its timer.
             self._waiting.remove(connection)
 
     def close(self) -> None:
@@ -291,7 +289,7 @@ class Acceptor:
         self._quotas.forget(self)
 
     def look_again(self) -> None:
-        """Admits those that wait, as far as the bounds allow it now."""
+        """Admits waiting connections as far as the bounds allow."""
         while self._waiting and self._timer is None:
             if not self._is_first_counted:
                 self._is_first_counted = True
@@ -334,7 +332,7 @@ class Acceptor:
 
 
 def _excess_ms(rate: SampledRate, bound_per_second: int, now_ms: float) -> float:
-    """How long until the rate is down to its bound; 0 if it is."""
+    """How long until the rate is down to its bound; 0 if it is already."""
     rate.forget_old(now_ms)
     span_ms = rate.full_span_ms(now_ms)
     excess = rate.total * 1000 / span_ms - bound_per_second

@@ -1,7 +1,7 @@
 """A request on a server, from its frame to its response.
 
-What must stay true: an exchange holds the memory of its frame until `free`. It is measured once, or told that it never
-will be (`forgo`).
+What must stay true: an exchange holds the memory of its frame until `free`. Its measurements get its times once, or a
+`forgo`.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ Buffers = Sequence[bytes | bytearray | memoryview]
 T = TypeVar("T")
 
 
-# What `Measurements` get of a request that waited for nothing, and of how many such requests together.
+# How many numbers `Measurements` get for a request that never waited, and how many such requests they take together.
 NUMBERS_AT_ONCE = 3
 MOST_AT_ONCE = 256
 
@@ -25,7 +25,7 @@ class InvalidRequest(Exception):
     """The frame is not a request that this server can answer: the connection closes and the reason is logged."""
 
 
-@dataclass(slots=True)  # Frozen ones take three times as long to make.
+@dataclass(slots=True)  # A frozen dataclass takes three times as long to make.
 class Response:
     """The answer to one frame: the buffers to send (None: nothing is sent) and how long to mute the client."""
 
@@ -43,8 +43,8 @@ class AnswerOnly(Generic[T]):
 class Measurements(list[Any]):
     """Takes the times of requests of one kind. This class forgets them; its subclasses count.
 
-    For a request that waited for nothing, the list gets `NUMBERS_AT_ONCE` numbers: the size, and the readings of
-    `clock_s` when it arrived and when its response was ready. `take` is called when it has those of `MOST_AT_ONCE`
+    For a request that never waited, the list gets `NUMBERS_AT_ONCE` numbers: the size, and the readings of `clock_s`
+    when the request arrived and when its response was ready. `take` is called when the list has `MOST_AT_ONCE`
     requests. `add` is called for other requests.
     """
 
@@ -59,8 +59,8 @@ class Measurements(list[Any]):
         self.clear()
 
     def add(self, exchange: "Exchange", left_s: float, sent_s: float) -> None:
-        """The response of the exchange, which is over, left and was taken by the socket at these readings of
-        `clock_s`."""
+        """The exchange is over: its response left at `left_s`, and the socket had taken it at `sent_s` (both of
+        `clock_s`)."""
 
     def forgo(self) -> None:
         """A request will never be added: its client has gone."""
@@ -90,26 +90,26 @@ class Exchange(Stopwatch):
     )
 
     def __init__(self, size_bytes: int, began_s: float, memory: Part, pipelined: bool) -> None:
-        # Not through `super`, which costs as much again. On the server's `work_clock_s`, as all readings.
+        # Does not call `super().__init__`, which costs as much again. All readings are of the server's `work_clock_s`.
         self.began_s = began_s
         self.size_bytes = size_bytes
-        # The list that gets its numbers, set by `dispatch`; None once the request or its response had to wait.
+        # The list for the request's numbers, set by `dispatch`; None once the request or its response had to wait.
         self.at_once: Measurements | None = UNMEASURED
-        # Then these are set: who is told when the response has been sent, when the request arrived, how much later it
-        # started, and when its response was ready.
+        # For a request that had to wait: the measurements to tell when the response has been sent, when the request
+        # arrived, how much later it started, and when its response was ready.
         self.measurements: Measurements
         self.arrived_s: float
         self.late_s: float
         self.ready_s: float
-        # Set by `dispatch` when it has read it.
+        # Set once `dispatch` has read it.
         self.client_id: str | None
-        # Where its bytes count until they are free.
+        # The budget in which the request's bytes count until `free`.
         self.memory: Part | None = memory
         self.pipelined = pipelined
-        # For how many reasons no later request may start (`hold_followers`).
+        # How many holds keep later requests from starting (`hold_followers`).
         self.holds = 0
         self.response: Response | None = None
-        # The task that makes the answer, unless the answer was ready at once. The others are set with it:
+        # The task that makes the answer, unless the answer was ready at once. Set together with the task:
         self.task: asyncio.Task[None] | None = None
         # Whether that task no longer changes any state.
         self.is_answer_only: bool
@@ -125,24 +125,24 @@ class Exchange(Stopwatch):
             self.arrived_s, self.late_s = self.began_s, 0.0
 
     def is_measured_by(self, measurements: Measurements) -> None:
-        """Replaces who gets its numbers, or is told, whether it has waited or not."""
+        """Replaces the measurements of the request, whether it has waited or not."""
         if self.at_once is None:
             self.measurements = measurements
         else:
             self.at_once = measurements
 
     def started_late(self, arrived_s: float) -> None:
-        """It had to wait for earlier requests since then."""
+        """The request has waited for earlier requests since `arrived_s`."""
         self.has_waited()
         self.arrived_s, self.late_s = arrived_s, self.arrived_s - arrived_s
 
     def waits_for_others(self, response: "Response", now_s: float) -> None:
-        """The response is ready, but those to earlier requests are not."""
+        """The response is ready, but the responses to earlier requests are not."""
         self.response, self.ready_s = response, now_s
         self.has_waited()
 
     def forgo(self) -> None:
-        """Its response will never leave."""
+        """The response will never leave."""
         self.has_waited()
         self.measurements.forgo()
 
@@ -153,5 +153,5 @@ class Exchange(Stopwatch):
             self.memory = None
 
 
-# For requests for which `dispatch` names no other.
+# The default, for requests for which `dispatch` sets no measurements.
 UNMEASURED = Measurements(lambda: 0.0)

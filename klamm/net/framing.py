@@ -20,8 +20,8 @@ from typing import cast
 
 RECEIVE_BUFFER_BYTES = 64 * 1024
 FIRST_ALLOCATION_BYTES = 1024 * 1024
-# Fewer missing bytes than this are received together with the bytes that follow: copying them is cheaper than a system
-# call that may return only them.
+# When a frame misses fewer bytes than this, they are received together with the bytes that follow: copying them is
+# cheaper than a system call that may return only them.
 DIRECT_RECEIVE_BYTES = 16 * 1024
 
 SizeLimit = Callable[[int | None], int]
@@ -43,7 +43,7 @@ class ReceiveBuffer:
 
 class FrameReader(asyncio.BufferedProtocol, ABC):
     """Cuts what a connection receives into frames. Subclasses implement `frame_received` and `frame_error`.
-    `frame_begins` and `frame_grows` tell them of the memory that an incomplete frame takes, before it does.
+    `frame_begins` and `frame_grows` are called before an incomplete frame takes memory.
 
     `size_limit(api_key)` gives the largest size in bytes that a frame may have; `api_key` is the frame's first two
     bytes read as a signed integer (what a request begins with), or None if the frame has fewer than two bytes.
@@ -81,8 +81,8 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
     def frame_received(self, frame: bytearray) -> None:
         """One whole frame, without its size. The frame belongs to the receiver.
 
-        After a `pause_reading` in here, the frames that have already arrived (at most one receive buffer's worth) are
-        still delivered.
+        If this pauses reading, the frames that have already arrived (at most one receive buffer's worth) are still
+        delivered.
         """
 
     @abstractmethod
@@ -90,12 +90,12 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
         """The stream cannot be cut into frames from here on. The subclass closes the connection."""
 
     def frame_begins(self, api_key: int | None, size_bytes: int, first_bytes: int) -> bool:
-        """A frame of `size_bytes` has begun and will take `first_bytes` now. False: the subclass has paused reading,
-        and the frame takes them after it has resumed reading."""
+        """A frame of `size_bytes` has begun and takes `first_bytes` now. False means that the subclass has paused
+        reading: the frame takes the bytes once reading resumes."""
         return True
 
     def frame_grows(self, more_bytes: int) -> None:
-        """The incomplete frame will take `more_bytes`, unless the subclass pauses reading: then after that."""
+        """The incomplete frame takes `more_bytes` next: once reading resumes, if the subclass pauses it."""
 
     @property
     def mid_frame(self) -> bool:
@@ -141,7 +141,7 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
 
     @property
     def _growth_bytes(self) -> int:
-        """By how much a frame grows whose memory is filled."""
+        """By how much a frame grows when its memory is filled."""
         return min(self._frame_size, max(FIRST_ALLOCATION_BYTES, 2 * self._filled)) - self._filled
 
     def _continue_frame(self, end: int) -> int:

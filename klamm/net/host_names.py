@@ -2,11 +2,11 @@
 
 A page of another site can make a browser ask a server of the browser's own machine or network: the site points its own
 name at the server's address ("DNS rebinding"), and the browser then lets the page read the answers. Such a request has
-the site's name in its Host header, so a server that answers only to its own names is not reached that way. No site can
-have another machine's IP address, so a request by IP address is not such a one.
+the site's name in its Host header, so the attack does not reach a server that answers only to its own names. A request
+by IP address is safe, because no site can have another machine's IP address.
 
-What must stay true: requests by IP address, by the names of the loopback interface, by the names that the machine has
-for itself, and by those that were configured are answered.
+What must stay true: the server answers requests by IP address, by the names of the loopback interface, by the names
+that the machine has for itself, and by the configured names.
 """
 
 import ipaddress
@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 ANY: Final = "*"
-"""Among the configured names: every name is the server's own."""
+"""As a configured name: every name is the server's own."""
 
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)(?:%[\w.]+)?\]|(?P<name>[^\s:@/?#\[\]]+))(?::[0-9]*)?")
 
 
 class OwnNames:
-    """The names of a server that listens on `listens_on` ("" for all addresses). `configured` gives those that its
-    operator has chosen, each time anew; `setting` is where an operator adds one. `of_machine` are the names that the
-    machine has for itself.
+    """The names of a server that listens on `listens_on` ("" for all addresses). `configured` returns the operator's
+    names, and is called for each request; `setting` is the setting in which an operator adds a name.
+    `of_machine` are the names that the machine has for itself.
 
-    A server that only this machine reaches is asked by the loopback interface's addresses alone.
+    A server on a loopback address answers to the loopback interface's IP addresses alone.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class OwnNames:
     def _is_own_name(self, name: str) -> bool:
         name = _plain(name)
         own = {"localhost", _plain(self._listens_on), *map(_plain, self.of_machine), *map(_plain, self._configured())}
-        # Resolvers complete a name with the domain that they search: a machine kafka-0.kafka.example is kafka-0, too.
+        # Resolvers complete a name with their search domain, so kafka-0 also names the machine kafka-0.kafka.example.
         return ANY in own or any(each == name or each.startswith(f"{name}.") for each in own)
 
 

@@ -13,8 +13,8 @@ What must stay true:
   answer to be read.
 - The connection closes after its answer. A client may close its sending side after the request and still gets the
   answer; because a client that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
-- A step reads at most `EVENTS_PER_STEP` chunks of a body; the rest waits, and nothing more is received meanwhile. Who
-  may not send a request is told so once its head is there (`HttpServer.admit`).
+- A step reads at most `EVENTS_PER_STEP` chunks of a body; the rest waits, and nothing more is received meanwhile. A
+  client that may not send its request is refused as soon as the head is there (`HttpServer.admit`).
 - Answers are produced only as fast as the client reads: the next piece of a streamed body is requested only when there
   is room.
 - A fault of the program in a handler goes to `on_failure`.
@@ -42,7 +42,7 @@ READ_TIMEOUT_S = 60.0
 LINGER_S = 2.0
 # The most connections of guests, and of known clients.
 MAX_CONNECTIONS = 100
-# Readers of endless answers. The others are not kept out by them.
+# The most readers of endless answers. They do not keep other clients out.
 MAX_ENDLESS = 20
 # Chunks of a body that are read in one step, at some 7 microseconds each.
 EVENTS_PER_STEP = 200
@@ -50,7 +50,7 @@ EVENTS_PER_STEP = 200
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 
-# Two of them could be read in two ways. h11 refuses two Hosts and two lengths.
+# A request may have each of these headers once: two values would be ambiguous. h11 refuses two Hosts or two lengths.
 _SINGLE_HEADERS = ("origin", "authorization", "content-type", "cookie", "sec-fetch-site")
 
 
@@ -76,8 +76,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`body` is complete, or a stream of pieces that ends by itself or with the client; one that `is_endless` may last
-    for days."""
+    """`body` is complete, or a stream of pieces. A stream that `is_endless` ends with its client, perhaps after
+    days."""
 
     status: int
     body: bytes | AsyncGenerator[bytes, None]
@@ -102,10 +102,10 @@ class Refused(Exception):
 
 
 class RequestReader:
-    """Makes one request of bytes, within the bounds of this module. Pure: it neither reads nor writes.
+    """Parses one request, within the bounds of this module. Pure: it neither reads nor writes.
 
-    Without `max_body_bytes` the request is complete with its head, and a body is not looked at. `on_head` is called
-    with the request without its body, before the body is received, and may raise `Refused`.
+    If `max_body_bytes` is 0, the request is complete with its head, and a body is ignored. `on_head` gets the request
+    before its body is received, and may raise `Refused`.
     """
 
     def __init__(
@@ -119,17 +119,17 @@ class RequestReader:
         self._max_body_bytes = max_body_bytes
         self._max_head_bytes = max_head_bytes
         self._on_head = on_head
-        # What was received and not yet given to h11, and whether h11 has more events than one step takes.
+        # The bytes received but not yet given to h11, and whether h11 has more events than one step takes.
         self._rest = b""
         self.has_more = False
-        # How much more may be given to h11, which bounds only what it cannot parse yet.
+        # How many more bytes h11 may get. h11 itself bounds only the bytes that it cannot parse yet.
         self._room = max_head_bytes
         self._head: Request | None = None
         self._body = bytearray()
 
     def feed(self, data: bytes) -> Request | None:
-        """The request, once it is complete; what follows it is ignored. None if it is not, or if it `has_more` to be
-        read: then call it again, with no bytes. Raises BadRequest and Refused."""
+        """The request, once it is complete; bytes behind it are ignored. None while it is not complete. When `has_more`
+        is set, call again without bytes. Raises BadRequest and Refused."""
         self._rest += data
         events = EVENTS_PER_STEP
         while self._rest or self.has_more:
@@ -140,7 +140,7 @@ class RequestReader:
             try:
                 request, events = self._read(events)
             except h11.RemoteProtocolError as error:
-                # h11 shows the whole line in which the fault is.
+                # h11's message repeats the whole faulty line.
                 raise BadRequest(str(error)[:200], error.error_status_hint) from None
             self.has_more = not events
             if request or self.has_more:
@@ -203,7 +203,7 @@ def _head(head: h11.Request) -> Request:
     target = head.target.decode("ascii")
     try:
         if not target.startswith("/"):
-            # What a proxy is sent. Such a target names the host, whatever the Host header says (RFC 9112, 3.2.2).
+            # The form for proxies. Such a target names the host, whatever the Host header says (RFC 9112, 3.2.2).
             parts = urlsplit(target)
             if parts.scheme != "http" or not parts.netloc:
                 raise BadRequest("the target is neither a path nor an address that begins with http://")
@@ -219,8 +219,8 @@ def _head(head: h11.Request) -> Request:
 class HttpServer:
     """Serves `routes` (path -> handler): `bind`, then `start`; `stop` at any time.
 
-    With `max_body_bytes` a request may have a body, and another method than GET; the handler looks at both. The server
-    answers to `names`; `machine_names` finds those that the machine has for itself, which may take seconds.
+    With `max_body_bytes` a request may have a body and any method; the handler checks both. The server answers to
+    `names`; `machine_names` finds the names that the machine has for itself, which may take seconds.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class HttpServer:
         self._connections: dict[_Connection, None] = {}
         self._guests: dict[_Connection, None] = {}
         self._endless: dict[_Connection, None] = {}
-        # The guests that make the server wait, those first that have for longest.
+        # The guests that make the server wait, in the order in which they began to.
         self._waited_for: dict[_Connection, None] = {}
         self._emptied: asyncio.Event | None = None
 
@@ -303,8 +303,7 @@ class HttpServer:
         return has_room
 
     def _make_room(self) -> None:
-        """Cuts off a guest that makes the server wait: of the address that has most of them, the one that has for
-        longest."""
+        """Cuts off a guest that makes the server wait: the longest-waiting guest of the address with most of them."""
         held = Counter(each.peer for each in self._waited_for)
         longest = max(self._waited_for, key=lambda each: held[each.peer])
         self.closed(longest)
@@ -349,19 +348,19 @@ class HttpServer:
     # -- what servers decide ------------------------------------------------------------------------------------------
 
     def check_host(self, head: Request) -> None:
-        """Whether the request is for this server. A client of HTTP/1.0, which no browser is, may name none. Raises
-        Refused."""
+        """Raises Refused if the request names another server. A request of HTTP/1.0 may lack a Host header: no browser
+        sends it."""
         host = head.headers.get("host")
         if host is not None and not self.names.has(host):
             raise Refused(self.refused(HTTPStatus.MISDIRECTED_REQUEST, self.names.why_not(host)))
 
     def admit(self, head: Request) -> bool:
-        """Whether the client has shown who it is; then guests do not keep it out. Raises Refused if it may not send the
-        request."""
+        """Whether the client has authenticated; then guests do not keep it out. Raises Refused if the client may not
+        send the request."""
         return False
 
     def refused(self, status: int, why: str) -> Answer:
-        """The answer to what is no request, or one too many."""
+        """The answer to an invalid request, or to a request that exceeds a limit."""
         return refusal(status, why)
 
     async def answer(self, request: Request) -> Answer:

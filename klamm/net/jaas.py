@@ -1,4 +1,4 @@
-"""Parses `sasl.jaas.config`, the property in which Kafka's clients have their credentials:
+"""Parses `sasl.jaas.config`, the property that holds the credentials of Kafka's clients:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="secret";
 
@@ -66,7 +66,7 @@ class _Tokens:
         return self._position == len(self._line)
 
     def skip(self, mark: str) -> bool:
-        """Whether the next token is this mark; if so, it is taken."""
+        """Takes this mark if it is the next token; returns whether it was."""
         found = self._line.startswith(mark, self._position)
         if found:
             self._position += len(mark)

@@ -36,15 +36,16 @@ WITHOUT_EFFECT: Final = (
     "sasl.oauthbearer.scope.claim.name",
     "sasl.oauthbearer.sub.claim.name",
 )
-"""A token is renewed with the next connection or session after its window, and tokens are not looked into."""
+"""Properties without effect here: the first connection or session after the refresh window renews the token, and the
+client does not check the claims of a token."""
 
 IGNORED_BY_KAFKA: Final = frozenset({"debug", "serviceName", "ssl.protocol"})
-"""Options of sasl.jaas.config in many examples, which mean nothing to Kafka's login modules or to TLS here."""
+"""Options of sasl.jaas.config in many examples. They mean nothing to Kafka's login modules or to TLS here."""
 
 _HANDLERS: Final = (
     "OAuthBearerLoginCallbackHandler",
     "OAuthBearerUnsecuredLoginCallbackHandler",
-    # Strimzi's, whose options have other names.
+    # Strimzi's handler, whose options have other names.
     "JaasClientOauthLoginCallbackHandler",
 )
 _OTHER_NAMES: Final = {
@@ -71,14 +72,14 @@ class OAuthError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class OAuthOptions:
-    """Of `endpoint`, `token_path`, `token` and `claims` exactly one is set.
+    """Exactly one of `endpoint`, `token_path`, `token` and `claims` is set.
 
-    - `endpoint`: the URL of an OIDC provider, whose query may hold a secret; `truststore_path` says whose certificate
-      it may have. `urlencode`: the client's id and secret are sent as in a URL (RFC 6749, 2.3.1).
+    - `endpoint`: the URL of an OIDC provider, whose query may hold a secret. `truststore_path`: the certificates that
+      are trusted there. `urlencode`: the client's id and secret are sent as in a URL (RFC 6749, 2.3.1).
     - `token_path`: a file with the token, which is read for each connection.
-    - `claims`: what a token without a signature says.
+    - `claims`: the claims of a token without a signature.
     - `extensions`: sent to the broker beside the token.
-    - `refresh_factor`: after which share of its life a token is renewed.
+    - `refresh_factor`: the share of its life after which a token is renewed.
     """
 
     endpoint: str | None = field(default=None, repr=False)
@@ -231,5 +232,5 @@ def _refresh_factor(properties: Mapping[str, str]) -> float:
         factor = 0
     if not 0.5 <= factor <= 1:
         raise OAuthError(f"sasl.login.refresh.window.factor is {text!r}; allowed: a number from 0.5 to 1.0")
-    # A session is renewed after 85 % of its life, which must not be longer than its token's.
+    # The client authenticates again after 85 % of a session's life. By then the token must be due for renewal.
     return min(factor, 0.8)

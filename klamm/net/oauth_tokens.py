@@ -1,11 +1,10 @@
-"""Gets tokens for SASL/OAUTHBEARER, and keeps one until it is time for the next.
+"""Gets tokens for SASL/OAUTHBEARER, and keeps a token until its renewal is due.
 
 What must stay true:
-- No error message contains a secret or a token. An answer of a token endpoint is quoted only where it is an error of
-  RFC 6749, and shortened.
+- No error message contains a secret or a token. Only an endpoint's errors of RFC 6749 are quoted, shortened.
 - A secret goes to the endpoint that was given, and no further: a redirection is an error.
-- A refusal raises `AuthenticationFailed`, which is never retried; an endpoint that cannot be reached, or fails by
-  itself, raises `ConnectFailed`, and the client's next attempt asks again.
+- A refusal raises `AuthenticationFailed`, which is never retried. An endpoint that cannot be reached, or has a fault of
+  its own, raises `ConnectFailed`, and the client's next attempt asks again.
 - Connections that authenticate at the same time ask for one token. A request ends within its timeouts, and outlives a
   connection that has stopped waiting for it. An answer is at most MAX_ANSWER_BYTES.
 
@@ -36,7 +35,7 @@ _JSON = "application/json"
 
 
 class Token(NamedTuple):
-    """A token, and whether it was there before it was asked for."""
+    """A token, and whether it was kept from an earlier request."""
 
     text: str
     is_kept: bool
@@ -53,7 +52,7 @@ class Tokens:
         self._renew_at_s = 0.0  # the loop's clock
 
     async def get(self) -> Token:
-        """A token that is good for a while. Raises AuthenticationFailed, ConnectFailed."""
+        """A token that is not due for renewal. Raises AuthenticationFailed, ConnectFailed."""
         options = self._options
         if options.token is not None:
             return Token(options.token, False)
@@ -65,7 +64,7 @@ class Tokens:
             return Token(self._kept, True)
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask(options))
-            # Without a caller that waits, asyncio would log its error as one that was never taken.
+            # When no caller waits any longer, asyncio would log that the error was never retrieved.
             self._asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return Token(await asyncio.shield(self._asking), False)
 
@@ -75,7 +74,7 @@ class Tokens:
             self._kept = None
 
     async def _ask(self, options: OAuthOptions) -> str:
-        """A new token of the endpoint."""
+        """Gets a new token from the endpoint."""
         began_s = asyncio.get_running_loop().time()
         timeout_ms = options.connect_timeout_ms + options.read_timeout_ms
         opened: list[socket.socket] = []
@@ -84,7 +83,7 @@ class Tokens:
                 answer = await self._environment.run_foreign(_request, options, opened.append)
         except TimeoutError:
             for connected in opened:
-                # Ends the thread. That of an SSLSocket would change what the thread uses.
+                # Ends the thread's read. SSLSocket.shutdown would also change state that the thread uses.
                 with suppress(OSError):
                     socket.socket.shutdown(connected, socket.SHUT_RDWR)
             raise ConnectFailed(f"{options.where} does not answer within {timeout_ms} ms") from None
@@ -118,7 +117,7 @@ def _is_sendable(token: str) -> bool:
 
 
 def _request(options: OAuthOptions, on_connect: Callable[[socket.socket], object]) -> dict[str, Any]:
-    """The answer to a request for client credentials; runs beside the loop, until its socket is shut down at last."""
+    """The answer to a request for client credentials. Blocking; shutting down its socket ends it."""
     assert options.endpoint is not None
     parts = urlsplit(options.endpoint)
     host, timeout_s = parts.hostname or "", options.connect_timeout_ms / 1000
@@ -168,7 +167,7 @@ def _credentials(options: OAuthOptions) -> str:
 
 
 def _hidden(options: OAuthOptions, text: str) -> str:
-    """The text without what the endpoint was sent, which it may repeat in an error."""
+    """The text without the secrets that were sent to the endpoint: its errors may repeat them."""
     for secret in (options.client_secret, quote_plus(options.client_secret), _credentials(options)):
         text = text.replace(secret, "...")
     return text
@@ -197,7 +196,7 @@ def _answer(options: OAuthOptions, status: int, text: bytes) -> dict[str, Any]:
 
 
 def _lifetime_s(answer: dict[str, Any], token: str) -> float:
-    """How long the token is good for; 0 where neither the answer nor the token says so."""
+    """The token's lifetime; 0 where neither the answer nor the token has one."""
     claims = _claims(token)
     for seconds in (answer.get("expires_in"), _difference(claims.get("exp"), claims.get("iat"))):
         if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
@@ -215,7 +214,7 @@ def _difference(end: Any, start: Any) -> float | None:
 
 
 def _claims(token: str) -> dict[str, Any]:
-    """What a JWT says; nothing where the token is of another kind."""
+    """The claims of a JWT; {} for a token of another kind."""
     parts = token.split(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))) if len(parts) == 3 else {}
@@ -225,7 +224,7 @@ def _claims(token: str) -> dict[str, Any]:
 
 
 def _unsigned(claims: dict[str, str], now_s: float) -> str:
-    """A JWT without a signature, for brokers that accept those."""
+    """A JWT without a signature, for brokers that accept unsigned tokens."""
     payload = {**claims, "iat": now_s, "exp": now_s + _UNSIGNED_LIFETIME_S}
     parts = (json.dumps(part).encode() for part in ({"alg": "none"}, payload))
     return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), ""])

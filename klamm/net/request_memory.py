@@ -2,7 +2,7 @@
 not answered yet. Each listener has its own, so that clients take no memory from a listener that only brokers use.
 
 A connection may always have one small request (up to `SMALL_BYTES`), so consumers, followers and the controller
-continue whatever others send. What more there may be is one budget with three parts:
+continue whatever other clients send. All other requests share one budget with three parts:
 
 - *small requests* beyond one for each connection: when their part is used up, a connection is muted until its own
   requests are answered;
@@ -10,16 +10,16 @@ continue whatever others send. What more there may be is one budget with three p
 - *other large requests*, which are in memory until they are decoded. They do not share the part of produces, because
   produces wait for the fetches of followers.
 
-A large request gets memory in pieces as it arrives. Where there is no more, its connection is not read; nor is it read
-while the request could not start once it has arrived, because an earlier one of the connection waits.
+A large request gets memory in pieces as it arrives. Its connection is not read while there is no memory, or while an
+earlier request of the connection would keep the large one from starting.
 
 What must stay true:
 - Progress: the connection whose large request began first gets its memory, even beyond the part, unless complete
-  requests alone fill the part. So requests that are all half received do not wait for each other.
-- A client that has begun a large request and does not send cannot keep the memory: while others wait, clients that have
-  sent nothing for `STALLED_AFTER_MS`, or not everything within `RECEIVED_WITHIN_MS`, are disconnected. No client is
-  disconnected while there is room. A client that is muted for its own unanswered requests is not silent, but has no
-  more time than the others; one that is muted because of its quota is silent.
+  requests alone fill the part. So half-received requests do not wait for each other.
+- A client that has begun a large request and does not send cannot keep the memory: while other requests wait, clients
+  that have sent nothing for `STALLED_AFTER_MS`, or not everything within `RECEIVED_WITHIN_MS`, are disconnected. No
+  client is disconnected while there is room. A client that is muted for its own unanswered requests does not count as
+  silent, but has no more time than the others; a client that is muted because of its quota counts as silent.
 - The bound is the budget, one small request for each connection, and two of the largest requests.
 """
 
@@ -32,7 +32,7 @@ from klamm.net.framing import RECEIVE_BUFFER_BYTES
 SMALL_BYTES = RECEIVE_BUFFER_BYTES
 # The key of the API whose requests keep their bytes.
 PRODUCE = 0
-# The parts of the budget for small requests and for large ones other than produces.
+# The parts of the budget for small requests and for large requests other than produces.
 SHARE_OF_SMALL = 4
 SHARE_OF_OTHERS = 4
 STALLED_AFTER_MS = 2_000
@@ -49,11 +49,11 @@ class Sender(Protocol):
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it is this broker that does not read from the connection, and not the client that does not send. A
-        client that is muted because of its quota has itself to blame."""
+        """Whether this broker does not read from the connection, for a reason other than the client's quota or its
+        unread responses."""
 
     def memory_granted(self) -> None:
-        """The memory for which the sender was kept waiting is there: its connection may be read again."""
+        """The sender has got the memory that it waited for: its connection may be read again."""
 
     def disconnect(self, reason: str) -> None:
         """Ends the connection at once."""
@@ -62,7 +62,7 @@ class Sender(Protocol):
 class _Incomplete:
     """A large request that is being received.
 
-    It has `granted_bytes` and waits for `wanted_bytes` more; if those are 0, it is for the client to send.
+    It has `granted_bytes` and waits for `wanted_bytes` more. If `wanted_bytes` is 0, it waits for its client.
     """
 
     __slots__ = ("began_s", "granted_bytes", "received_bytes", "since_s", "wanted_bytes")
@@ -71,9 +71,9 @@ class _Incomplete:
         self.granted_bytes = 0
         self.wanted_bytes = 0
         self.received_bytes = 0
-        # Since when the client could send, without the time that it was kept waiting.
+        # When the request began, moved on by the time that it waited for memory.
         self.began_s = now_s
-        # Since when it has sent nothing, or is kept waiting.
+        # Since when the client has sent nothing, or the request waits for memory.
         self.since_s = now_s
 
 
@@ -82,12 +82,12 @@ class Part:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        # Bytes of all complete requests so far, and of those that are free again.
+        # Bytes of all complete requests so far, and how many of them are free again.
         self.received_bytes = 0
         self.released_bytes = 0
         # Bytes of incomplete requests.
         self.receiving_bytes = 0
-        # The order is that in which the requests began.
+        # In the order in which the requests began.
         self._incomplete: dict[Sender, _Incomplete] = {}
         self._waiting = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +103,7 @@ class Part:
         return self.received_bytes - self.released_bytes >= self.limit_bytes
 
     def grow(self, sender: Sender, more_bytes: int) -> bool:
-        """Takes `more_bytes` for the request that the sender has begun. False: `memory_granted` will say when."""
+        """Takes `more_bytes` for the sender's incomplete request. False: the sender waits for `memory_granted`."""
         entry = self._incomplete.get(sender)
         if entry is None:
             entry = self._incomplete[sender] = _Incomplete(asyncio.get_running_loop().time())
@@ -149,7 +149,7 @@ class Part:
         self.receiving_bytes += more_bytes
 
     def _wake(self) -> None:
-        """Gives memory to those who wait for it, in the order in which their requests began."""
+        """Gives memory to waiting requests, in the order in which they began."""
         if not self._waiting:
             return
         now_s = asyncio.get_running_loop().time()
@@ -163,7 +163,7 @@ class Part:
                 sender.memory_granted()
 
     def _look_for_stalled(self) -> None:
-        """Disconnects clients that do not send, until there is room; looks again later while others wait for memory."""
+        """Disconnects clients that do not send, until there is room; checks again later while requests wait."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()

@@ -8,8 +8,8 @@ memory remains for the other clients.
 
 What must stay true:
 - A response counts until the socket has taken all of it: the transport frees its memory only then.
-- No memory is counted twice or for ever: `reading` ends with the read, `handed_over` comes when the socket gets the
-  response, `taken` with the last byte, and `gone` with the end of the connection.
+- No memory is counted twice or for ever: `reading` ends with the read, `handed_over` is called when the socket gets the
+  response, `taken` when it has taken the last byte, and `gone` when the connection ends.
 - Consumers leave a part of the budget to followers, which never wait: replication comes first.
 - Stalled or slow clients cannot keep a used-up budget: clients that have taken nothing for `STALLED_AFTER_MS`, or not
   everything within `TAKEN_WITHIN_MS`, are disconnected, the first to stall first, until there is room. No client is
@@ -26,12 +26,12 @@ from typing import Protocol
 SHARE_OF_FREE = 8
 # The part of the budget that consumers leave to followers.
 SHARE_OF_FOLLOWERS = 4
-# The most that is read for one response. A larger read would hold the loop for long, and larger pieces of memory cost
+# The most bytes read for one response. A larger read would hold the loop for long, and larger pieces of memory cost
 # three times as much, because the system takes them back after each use.
 MAX_SHARE_BYTES = 8 * 1024 * 1024
 # A consumer whose share would be smaller waits for room.
 MIN_SHARE_BYTES = 64 * 1024
-# How long it waits; then it is answered without records, as if there were no new records.
+# How long the consumer waits; then the response has no records, as if there were none.
 MAX_WAIT_MS = 500
 STALLED_AFTER_MS = 2_000
 # A client itself gives up after this time without a response (request.timeout.ms).
@@ -43,15 +43,15 @@ class Receiver(Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """The bytes that its socket has not taken yet."""
+        """The bytes that the connection's socket has not taken yet."""
 
     def disconnect(self, reason: str) -> None:
         """Ends the connection at once and drops the bytes that its socket has not taken."""
 
 
 class _Untaken:
-    """The data that a client has not taken: the bytes held for it and since when, and the bytes left for its socket and
-    since when that number has not changed."""
+    """The responses that a client has not taken: `held_bytes` since `began_s`. The socket has not taken `left_bytes` of
+    them, a number that has not changed since `since_s`."""
 
     __slots__ = ("began_s", "held_bytes", "left_bytes", "since_s")
 
@@ -71,7 +71,7 @@ class ResponseMemory:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
-        # The bytes that have been read for the response that each receiver waits for.
+        # For each receiver, the bytes read for the response that it waits for.
         self._read: dict[Receiver, int] = {}
         self._untaken: dict[Receiver, _Untaken] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -89,8 +89,8 @@ class ResponseMemory:
         return share if share >= MIN_SHARE_BYTES else 0
 
     async def wait_for_room(self) -> None:
-        """Before a large answer of another API than Fetch is made: waits while clients do not take theirs, as long as
-        it takes to disconnect those that have stalled. The answer may then exceed the budget by its own size."""
+        """Waits for room before a large response of another API than Fetch is made, but no longer than it takes to
+        disconnect stalled clients. The response may then exceed the budget by its own size."""
         await self._room_within(2 * STALLED_AFTER_MS)
 
     async def _room_within(self, max_wait_ms: int) -> None:

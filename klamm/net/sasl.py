@@ -4,7 +4,8 @@ KIP-255).
 What must stay true:
 - No error message contains a password or a token. Only PLAIN sends the password to the broker.
 - With SCRAM the broker too has proved that it knows the password before the connection is used.
-- A refusal raises `AuthenticationFailed`, which is never retried. Only a lost connection is worth another attempt.
+- A refusal raises `AuthenticationFailed`, which is never retried. Only the refusal of a kept token, which may have been
+  revoked, raises `NotSent`: the next attempt gets a new token.
 
 Source: org.apache.kafka.common.security.authenticator.SaslClientAuthenticator; RFC 4616 for PLAIN,
 RFC 7628 for OAUTHBEARER.
@@ -66,12 +67,12 @@ def _bearer(options: OAuthOptions) -> Callable[[Connection], Awaitable[int]]:
         try:
             answer = await _exchange(connection, OAUTHBEARER, message.encode())
             if answer.auth_bytes:
-                # The broker says what is wrong, and refuses when the client has taken note.
+                # The broker has sent the error, and refuses once the client has acknowledged it (RFC 7628).
                 await _exchange(connection, OAUTHBEARER, _SEPARATOR.encode())
                 raise AuthenticationFailed(f"{connection}: {OAUTHBEARER}: the broker refuses the token")
         except AuthenticationFailed as error:
             tokens.forget(token)
-            # A kept token may have been revoked; the next attempt has a new one.
+            # A kept token may have been revoked; the next attempt gets a new token.
             kind = NotSent if token.is_kept else AuthenticationFailed
             raise kind(str(error).replace(token.text, "...")) from None
         return int(answer.session_lifetime_ms or 0)

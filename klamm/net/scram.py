@@ -1,6 +1,6 @@
 """SCRAM, the client's side: the client proves that it knows a password and verifies that the server knows it too.
 
-Also what a server stores of a password (`credential`).
+`credential` makes what a server stores of a password.
 
 Pure: messages in, messages out. No channel binding, no authorization identity, no extensions. User names and passwords
 are UTF-8 without SASLprep, as in Kafka.
@@ -17,8 +17,8 @@ import hashlib
 import hmac
 from typing import NamedTuple
 
-# Fewer iterations would make the password of a recorded exchange too easy to guess (Kafka's minimum). With more than
-# the maximum a server could keep the client busy for seconds.
+# With fewer iterations than Kafka's minimum, the password of a recorded exchange would be too easy to guess. With more
+# than the maximum, a server could keep the client busy for seconds.
 MIN_ITERATIONS = 4_096
 MAX_ITERATIONS = 1_000_000
 
@@ -36,7 +36,7 @@ class ScramCredential(NamedTuple):
 
 
 def salted_password(hash_name: str, password: str, salt: bytes, iterations: int) -> bytes:
-    """The password after `iterations` rounds: what an administrator sends instead of the password itself."""
+    """The salted password, which an administrator sends instead of the password itself."""
     return hashlib.pbkdf2_hmac(hash_name, password.encode(), salt, iterations)
 
 

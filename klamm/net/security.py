@@ -253,7 +253,7 @@ def _sasl(properties: Mapping[str, str]) -> SaslOptions:
 
 
 def _oauth(properties: Mapping[str, str]) -> SaslOptions:
-    # With a token endpoint and its client in properties of their own (KIP-1139), the line says nothing.
+    # sasl.jaas.config is optional: the token endpoint and its client have properties of their own (KIP-1139).
     login = _login_module(properties, OAUTHBEARER).options if "sasl.jaas.config" in properties else {}
     try:
         return SaslOptions(OAUTHBEARER, oauth=oauth_options(properties, login))
@@ -276,7 +276,7 @@ def _login_module(properties: Mapping[str, str], mechanism: str) -> LoginModule:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a request can carry the text: a lone half of a UTF-16 pair, as `\\ud800` in a file is, cannot be sent."""
+    """Whether a request can carry the text. A lone surrogate, such as `\\ud800` in a file, has no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

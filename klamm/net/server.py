@@ -24,13 +24,13 @@ from klamm.net.response_memory import ResponseMemory
 from klamm.net.server_connection import SIZE_FIELD_BYTES, Dispatch, ServerConnection, ServerLimits, Traffic
 
 # A host whose clients have hung up on this many unfinished requests gets no new connection. The bytes of these requests
-# have the same bound as those of one connection; a single request may be larger, and may be sent again.
+# have the same bound as those of one connection. A single larger request does not count: its client may send it again.
 MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
-# This many connections are looked at, and closed if they are idle, before others have the loop.
+# The idle check looks at this many connections before the loop does other work.
 CONNECTIONS_PER_SLICE = 500
 
-# The characters of a client's id that a log line has.
+# The most characters of a client id in a log line.
 MAX_LOGGED_ID = 256
 
 # The shortest interval between two checks for idle connections.
@@ -89,7 +89,7 @@ class SocketServer:
         self._abandoned: dict[str, dict[asyncio.Task[None], int]] = {}
         self._is_over = False
         self._idle_timer: asyncio.TimerHandle | None = None
-        # With so many connections, descriptors were short.
+        # The lowest number of connections with which descriptors were short.
         self._crowded_from: float = math.inf
 
     async def bind(self) -> None:
@@ -109,7 +109,8 @@ class SocketServer:
         self._acceptor = self._quotas.acceptor(self.listener_name)
 
     def _set_buffer_sizes(self) -> None:
-        """Connections inherit the sizes of the listening socket; TCP's window is agreed on from the first packet."""
+        """Connections inherit the listening socket's sizes. Setting them later would miss the first packet, with which
+        TCP agrees on the window."""
         sizes = {
             socket.SO_SNDBUF: self.limits.socket_send_buffer_bytes,
             socket.SO_RCVBUF: self.limits.socket_receive_buffer_bytes,
@@ -190,7 +191,7 @@ class SocketServer:
         """Whether the connection leaves enough descriptors free, perhaps because a log file was closed for it.
 
         The system assigns the lowest free descriptor, so a number near the limit means that most are in use. The next
-        connection gets the number of the closed file: so many connections need room, whatever their numbers are.
+        connection gets the number of the closed file. So from then on the number of connections decides.
         """
         is_kept = is_kept_descriptor(connection.descriptor)
         if is_kept:

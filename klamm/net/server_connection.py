@@ -3,8 +3,8 @@
 A frame goes to the owner's `dispatch`, which answers at once with the response's buffers, or with an awaitable of them,
 or with None when the request gets no response (a produce with acks=0).
 
-A client may hang up before it is answered. A request that changes state still runs to its end without its client. Only
-an `AnswerOnly`, which changes nothing, ends with the connection.
+A client may hang up before it is answered. A request that changes state still runs to its end. Only an `AnswerOnly`,
+which changes nothing, ends with the connection.
 
 Order, limits and muting decide together when the next frame is read, so they stand in one module.
 
@@ -38,20 +38,20 @@ from klamm.net.response_memory import ResponseMemory
 # Responses wait in the transport up to this size; then the connection is muted until the socket has taken all of them.
 WRITE_BUFFER_HIGH_BYTES = 64 * 1024
 
-# After this many requests of one client, others have the loop.
+# After this many requests of one client, the loop serves other clients.
 REQUESTS_PER_SLICE = 20
 
-# How often a throttled connection, which is not read, is asked whether its client has hung up: a throttle time may be
-# days, and the connection would keep its descriptor for as long.
+# How often a throttled connection, which is not read, is checked for a client that has hung up. A throttle time may be
+# days, and the connection would keep its descriptor for that time.
 HANG_UP_CHECK_S = 5.0
 
 _FULL_AT_ONCE = NUMBERS_AT_ONCE * MOST_AT_ONCE
 
-# For this time after it was throttled, a client's next large request is read only when it can start: what is read ahead
-# stays in memory for as long as the client is muted.
+# For this time after a client was throttled, its next large request is read only when it can start: a request that was
+# read ahead stays in memory while the client is muted.
 READ_AHEAD_AFTER_S = 10.0
 
-# The size that stands before each frame.
+# The length of the size field before each frame.
 SIZE_FIELD_BYTES = 4
 
 
@@ -90,7 +90,7 @@ class ConnectionOwner(Protocol):
 
     @property
     def work_clock_s(self) -> Callable[[], float]:
-        """How long requests take, and for how long connections are idle."""
+        """Measures how long requests take, and for how long connections are idle."""
 
     def opened(self, connection: "ServerConnection") -> None:
         """A client has connected; it waits for its admission."""
@@ -108,7 +108,7 @@ class ConnectionOwner(Protocol):
 class ServerConnection(FrameReader):
     """One client's connection to a listener."""
 
-    # A dict of so many attributes takes 1.3 KB more, and longer for each access.
+    # A dict of this many attributes takes 1.3 KB more, and each access takes longer.
     __slots__ = (
         "_awaits_memory",
         "_awaits_turn_for_bytes",
@@ -147,29 +147,29 @@ class ServerConnection(FrameReader):
         # Requests that have not started, and when they arrived.
         self._waiting: deque[tuple[bytearray, float]] = deque()
         self._request_queue = server.request_queue
-        # How many of those that wait are counted there.
+        # How many of the waiting requests `_request_queue` counts.
         self._queued = 0
         self._exchanges: deque[Exchange] = deque()
-        # Those that are answered but whose responses the socket has not taken: when each has left.
+        # The answered exchanges whose responses the socket has not taken, and when each response left.
         self._unsent: list[tuple[Exchange, float]] = []
         self._held_bytes = 0
         self._small_requests = server.request_memory.small
         self._traffic = server.traffic
         self._work_clock_s = server.work_clock_s
-        # Where the incomplete frame counts, if it is a large one; what it takes at first, while it waits for its turn;
-        # and whether it waits for memory.
+        # The budget of the incomplete frame, if the frame is large; its first bytes, while it waits for its turn; and
+        # whether it waits for memory.
         self._receiving: Part | None = None
         self._awaits_turn_for_bytes = 0
         self._awaits_memory = False
         self._reading = True
         self._writable = True
-        # The requests started in this slice, which `Traffic` does not have yet.
+        # The requests started in this slice, which `Traffic` does not count yet.
         self._started = 0
         # Not admitted yet, or throttled: no request starts, and nothing is read.
         self._is_muted = False
         self._throttle_timer: asyncio.TimerHandle | None = None
         self._throttled_until_s = -READ_AHEAD_AFTER_S
-        # On the server's `work_clock_s`, as all that is read once for each request.
+        # A reading of the server's `work_clock_s`.
         self.last_active_s = 0.0
 
     def __str__(self) -> str:
@@ -209,7 +209,7 @@ class ServerConnection(FrameReader):
 
     def hold(self) -> None:
         self._is_muted = True
-        # Not now: uvloop begins to read after `connection_made`, whatever that has asked for.
+        # Later, because uvloop begins to read after `connection_made`, even if that has paused reading.
         asyncio.get_running_loop().call_soon(self._adjust_reading)
 
     def admit(self) -> None:
@@ -238,8 +238,8 @@ class ServerConnection(FrameReader):
         return False
 
     def _may_receive_large(self) -> bool:
-        """Whether the large request could start once it has arrived. One behind a request that waits would hold its
-        memory for as long as its client likes."""
+        """Whether the large request could start once it has arrived. If it had to wait for an earlier request, its
+        client could make it hold its memory for as long as it likes."""
         if self._waiting or not self._writable or self._is_muted:
             return False
         if not self._exchanges:
@@ -336,13 +336,12 @@ class ServerConnection(FrameReader):
         return self._server.request_memory.part_of(len(frame), int.from_bytes(frame[:2]))
 
     def frame_release(self) -> Callable[[], None]:
-        """For `dispatch`: calling the returned function says that the request's bytes are no longer needed. Otherwise
-        they count until its response."""
+        """For `dispatch`: the returned function frees the request's bytes. Otherwise they count until its response."""
         return self._exchanges[-1].free
 
     def hold_followers(self) -> Callable[[], None]:
-        """For `dispatch`: the request has not yet had its effect, so no later request may start, not even one of the
-        same API. Calling the returned function, once for each call of this one, lets later requests start."""
+        """For `dispatch`: the request has not yet had its effect, so no later request may start, not even a pipelined
+        one. Calling the returned function once lets later requests start, unless other holds remain."""
         if not self._exchanges:
             return _nothing  # The client has hung up between two steps of the request.
         exchange = self._exchanges[-1]
@@ -356,7 +355,7 @@ class ServerConnection(FrameReader):
         return release
 
     def end_slice(self) -> None:
-        """For `dispatch`: the request has used up the slice. Later requests of the connection start in the next one."""
+        """For `dispatch`: the request has used up the slice. The connection's later requests wait for the next."""
         if self._started < REQUESTS_PER_SLICE:
             self._traffic.started += self._started - REQUESTS_PER_SLICE
             self._started = REQUESTS_PER_SLICE
@@ -367,7 +366,7 @@ class ServerConnection(FrameReader):
         self._server.response_memory.read(self, size_bytes)
 
     def disconnect(self, reason: str) -> None:
-        """Like `close`, and also ends a connection that is only open until its client has read its responses."""
+        """Like `close`, but also cuts a closing connection whose client has not read its responses."""
         self._server.report(self.peer_host, None, f"disconnected: {reason}")
         self._drop_waiting()
         self.transport.abort()
@@ -389,12 +388,12 @@ class ServerConnection(FrameReader):
 
     @property
     def received_count(self) -> int:
-        """The requests that `Traffic` does not have yet."""
+        """The received requests that `Traffic` does not count yet."""
         return self._started + len(self._waiting)
 
     @property
     def answered_count(self) -> int:
-        """By how much the number of responses differs from what `Traffic` has; it may be less than 0."""
+        """The difference to the responses that `Traffic` counts; it may be negative."""
         return self._started - len(self._exchanges)
 
     @property
@@ -403,18 +402,18 @@ class ServerConnection(FrameReader):
         return not self._exchanges and not self._waiting
 
     def _start_requests(self) -> None:
-        """Starts those that wait and may start."""
+        """Starts the waiting requests that may start."""
         while self._waiting and self._may_start(self._waiting[0][0]):
             self._serve(*self._waiting.popleft())
         if self._waiting or self._queued:
             self._count_queued()
 
     def _serve(self, frame: bytearray, arrived_s: float | None = None) -> None:
-        """`arrived_s`: since when it waits, if it does."""
+        """`arrived_s`: when the request arrived, if it had to wait."""
         self._started += 1
         if self._started == REQUESTS_PER_SLICE:
             asyncio.get_running_loop().call_soon(self._next_slice)
-        # A method of this name is looked for first, unless the attribute is read apart from the call.
+        # Read apart from the call: in `self._work_clock_s()` Python would look for a method of this name first.
         clock_s = self._work_clock_s
         exchange = Exchange(len(frame), clock_s(), self._memory_of(frame), self._server.is_pipelined(frame))
         self._exchanges.append(exchange)
@@ -499,7 +498,7 @@ class ServerConnection(FrameReader):
             if numbers is None:
                 self._add_waited(exchange, response, now_s)
             else:
-                # Not in a method, which would cost as much again.
+                # Inline, because a method call would cost as much again.
                 numbers += (exchange.size_bytes, exchange.began_s, now_s)
                 if len(numbers) >= _FULL_AT_ONCE:
                     numbers.take()
@@ -519,8 +518,8 @@ class ServerConnection(FrameReader):
             self._unsent.append((exchange, left_s))
 
     def _throttle(self, throttle_time_ms: int) -> None:
-        """Mutes the client; its response contains the throttle time (KIP-219). Among pipelined requests the longest
-        time counts."""
+        """Mutes the client, whose response contains the throttle time (KIP-219). Among pipelined requests the longest
+        throttle time counts."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + throttle_time_ms / 1000
         if self._throttle_timer is not None:
@@ -570,7 +569,7 @@ class ServerConnection(FrameReader):
                 self.transport.pause_reading()
 
     def _count_queued(self) -> None:
-        # A client that is muted does not use up the queue of the others for as long as it is throttled.
+        # A muted client's requests do not count, so that a throttled client does not use up the queue of the others.
         queued = 0 if self._is_muted else len(self._waiting)
         self._request_queue.add(queued - self._queued)
         self._queued = queued
@@ -583,23 +582,22 @@ class ServerConnection(FrameReader):
 
 
 class Traffic:
-    """What has passed through a listener since its start, as far as it is counted here: `SocketServer` adds what its
-    connections have."""
+    """Counts of a listener since its start. `SocketServer` adds what its connections have counted since."""
 
     __slots__ = ("bytes_out", "connections", "dropped", "expired", "started", "unanswered")
 
     def __init__(self) -> None:
-        # Requests that have started, and those of them that never get a response; and requests that never start.
+        # Requests that have started; of these, requests that never get a response; requests that never start.
         self.started = self.unanswered = self.dropped = 0
         # Bytes of responses, without TLS.
         self.bytes_out = 0
-        # Connections accepted, and those closed because they were idle.
+        # Connections accepted, and connections closed because they were idle.
         self.connections = self.expired = 0
 
 
 def _has_hung_up(descriptor: int) -> bool:
-    """Whether the other end has closed the connection, and nothing is left to be read. -1 is a connection in a
-    simulation."""
+    """Whether the other end has closed the connection and nothing is left to read. In a simulation, `descriptor` is
+    -1."""
     if descriptor < 0:
         return False
     connected = socket.socket(fileno=descriptor)

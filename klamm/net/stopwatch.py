@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """How long the work for a request has held the loop. It runs when it is made.
+    """How long the work for a request has held the loop. A new watch runs.
 
-    While it runs, since `began_s`, which moves on with each pause. While it is paused (`began_s` is None), for
-    `spent_s`.
+    A running watch has run since `began_s`, which moves on with each pause. A paused watch (`began_s` is None) has run
+    for `spent_s`.
     """
 
     __slots__ = ("_clock_s", "began_s", "spent_s")
@@ -40,14 +40,14 @@ class Stopwatch:
             self.began_s = self._clock_s() - self.spent_s
 
     def read_s(self) -> float:
-        """For how long it has run. It runs afterwards."""
+        """How long the watch has run. The watch runs afterwards."""
         self.pause()
         self.resume()
         return self.spent_s
 
     @coroutine
     def measured(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Runs the work; the watch, which is paused, runs with each of its steps."""
+        """Runs the work. The watch must be paused, and runs only during the steps of the work."""
         sent: Any = None
         thrown: BaseException | None = None
         while True:

@@ -17,7 +17,7 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 NO_TLS = "the broker does not speak TLS at this port; see security.protocol"
 _NO_VERSION = "the broker and the client have no version of TLS in common; see ssl.enabled.protocols"
-# Advice to the user by OpenSSL's name of the reason. Other reasons mostly come from a broker that refuses the client:
+# Advice to the user, by OpenSSL's name of the reason. Other reasons mostly mean that a broker refuses the client:
 # OpenSSL reports the refusal of a Java broker as a broken record.
 _ADVICE = {
     "WRONG_VERSION_NUMBER": NO_TLS,
