@@ -1,3 +1,3 @@
-"""ZooKeeper without Kafka: messages and their codec, pure; `client`, and `server`, which is embedded where no ensemble
-is.
+"""ZooKeeper without Kafka: messages and their codec, pure; `client`; and `server`, embedded where there is no
+ensemble.
 """

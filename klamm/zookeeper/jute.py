@@ -10,7 +10,7 @@ with `XID_NOTIFICATION` is not a reply but a `WatcherEvent`.
 What must stay true:
 - Every function that takes bytes accepts any bytes: it returns a value or raises `JuteError`, nothing else. Bytes left
   over after a response are an error too; after a request they are ignored, as in ZooKeeper.
-- What may hold thousands of things (a multi, the names of children, watches) is read and written in steps.
+- Messages that may be very large (a multi, the names of children, watches) are read and written in steps.
 - Every encoded value decodes to the same value. A null byte string and an empty byte string differ (`None`, `b""`); a
   null list or a null string decodes as an empty one.
 
@@ -262,8 +262,8 @@ def encode_error(xid: int, zxid: int, error: int) -> bytes:
 
 
 def encode_event(event: WatcherEvent, zxid: int = -1) -> bytes:
-    """The whole frame of a notification. Servers before 3.9 name no zxid in it; later ones that of the transaction, or
-    -1 where a SetWatches finds out that a client has missed something."""
+    """The whole frame of a notification. Servers before 3.9 send no zxid (-1). Later servers send the transaction's
+    zxid, or -1 for an event that a client missed and that SetWatches finds."""
     path = event.path.encode()
     size = REPLY_HEADER_BYTES + _EVENT.size + _INT.size + len(path)
     return b"".join(
@@ -514,7 +514,7 @@ _LONG_REQUEST_READERS: dict[int, Callable[[_Reader], Steps[Request]]] = {
 
 
 def decode_request_header(frame: bytes) -> tuple[int, int]:
-    """`(xid, operation)` of a frame's content; also of one whose body `decode_request` refuses. Raises JuteError."""
+    """`(xid, operation)` of a frame's content, even if `decode_request` refuses its body. Raises JuteError."""
     if len(frame) < _REQUEST_HEADER.size:
         raise JuteError(f"a request of {len(frame)} bytes has no header")
     xid, op = _REQUEST_HEADER.unpack_from(frame)

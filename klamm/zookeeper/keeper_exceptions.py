@@ -1,7 +1,7 @@
 """ZooKeeper's error codes and the exceptions that carry them.
 
-One class for every code that a caller may want to tell apart; a code without a class of its own arrives as
-`ZooKeeperError`. Source: `org.apache.zookeeper.KeeperException.Code`.
+Every code that a caller may want to tell apart has a class; another code arrives as `ZooKeeperError`. Source:
+`org.apache.zookeeper.KeeperException.Code`.
 """
 
 from enum import IntEnum
@@ -49,7 +49,7 @@ class ZooKeeperErrorCode(IntEnum):
     THROTTLED = -127
 
 
-# The class that a code arrives as: the first that names it.
+# The class for each code: the first class that names the code.
 _CLASSES: "dict[int, type[ZooKeeperError]]" = {}
 
 
@@ -78,7 +78,7 @@ class ZooKeeperError(Exception):
 
 
 class ConnectionLoss(ZooKeeperError, code=ZooKeeperErrorCode.CONNECTION_LOSS):
-    """The connection went away before the answer came: the operation may or may not have been done."""
+    """The connection was lost before the answer came: the operation may or may not have been done."""
 
 
 class MarshallingError(ZooKeeperError, code=ZooKeeperErrorCode.MARSHALLING_ERROR):
@@ -139,7 +139,7 @@ class SessionMoved(ZooKeeperError, code=ZooKeeperErrorCode.SESSION_MOVED):
 
 
 class NoWatcher(ZooKeeperError, code=ZooKeeperErrorCode.NO_WATCHER):
-    """There is no such watch to remove."""
+    """The watch to remove does not exist."""
 
 
 class QuotaExceeded(ZooKeeperError, code=ZooKeeperErrorCode.QUOTA_EXCEEDED):
@@ -154,6 +154,6 @@ _KNOWN: dict[int, ZooKeeperErrorCode] = {int(code): code for code in ZooKeeperEr
 
 
 def error_for(code: int, path: str = "", *, index: int | None = None) -> ZooKeeperError:
-    """The exception for a code that a server answered."""
+    """The exception for a code in a server's answer."""
     known = _KNOWN.get(code, code)
     return _CLASSES.get(code, ZooKeeperError)(path, code=known, index=index)

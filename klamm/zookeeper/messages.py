@@ -291,7 +291,7 @@ Request = (
 )
 
 
-# Responses. An operation that is not named here has an empty response (None); that of SYNC is the path.
+# Responses. An operation without a class here has an empty response (None).
 
 
 class CreateResponse(NamedTuple):
@@ -327,9 +327,9 @@ class GetChildrenResponse(NamedTuple):
 class MultiResult(NamedTuple):
     """The result of one operation of a multi.
 
-    `op` is the operation, or ERROR with its code in `error`: the operation that failed has its own code, those before
-    it OK and those after it RUNTIME_INCONSISTENCY. A create answers `path` (and, unless CREATE, `stat`), SET_DATA
-    answers `stat`. Apache ZooKeeper treats a CREATE2 in a multi as a CREATE.
+    `op` is the operation, or ERROR with a code in `error`: the failed operation has its own code, earlier operations
+    have OK and later ones RUNTIME_INCONSISTENCY. A create answers `path` (and, unless CREATE, `stat`), SET_DATA answers
+    `stat`. Apache ZooKeeper treats a CREATE2 in a multi as a CREATE.
     """
 
     op: OpCode

@@ -1,6 +1,6 @@
 """The ZooKeeper client: one session, kept alive over as many connections as necessary.
 
-`session` is the session and its states, `operations` what can be asked in it, `connection` one TCP connection.
+`session` is the session and its states, `operations` its operations, `connection` one TCP connection.
 """
 
 from klamm.zookeeper.client.operations import ZooKeeperClient, retrying

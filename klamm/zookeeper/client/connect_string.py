@@ -1,7 +1,7 @@
 """ZooKeeper's connect string (`zookeeper.connect`): the servers, and the chroot that every path is below. Pure.
 
 What must stay true:
-- What is not a list of servers and an absolute path is refused with an error that names the part.
+- Any other text than a list of servers and an absolute path is refused with an error that names the invalid part.
 """
 
 import re

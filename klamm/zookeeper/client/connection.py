@@ -39,7 +39,7 @@ SILENT_TICKS_BEFORE_DEATH = TICKS_PER_TIMEOUT * 2 // 3
 class Call:
     """A request that waits for its reply. `future` gets the response as `convert` returns it, perhaps in steps.
 
-    `absent` is the result, in a tuple, that replaces a NoNode error if the caller expects absent znodes.
+    If the caller expects absent znodes, `absent` is a tuple with the result that replaces a NoNode error.
     """
 
     __slots__ = ("absent", "convert", "frame", "full_path", "future", "op", "path", "watch", "xid")
@@ -67,7 +67,7 @@ class Call:
         self.absent = absent
 
     def result(self, error: int, response: messages.Response) -> Steps[object]:
-        """What the reply says to the caller, in steps. Raises ZooKeeperError, also as `convert` does."""
+        """The caller's result, in steps. Raises ZooKeeperError for an error in the reply, or from `convert`."""
         if error == ZooKeeperErrorCode.NO_NODE and self.absent is not None:
             return self.absent[0]
         if error:
@@ -76,7 +76,7 @@ class Call:
         return (yield from result) if isinstance(result, Generator) else result
 
     def succeed(self, result: object) -> None:
-        if not self.future.done():  # Else the caller was cancelled.
+        if not self.future.done():  # Otherwise the caller was cancelled.
             self.future.set_result(result)
 
     def fail(self, error: ZooKeeperError) -> None:
@@ -85,7 +85,7 @@ class Call:
 
 
 class ConnectionOwner(Protocol):
-    """The events that a connection reports to its client, all of them while it reads received bytes."""
+    """The events that a connection reports to its client."""
 
     def attached(self, connection: "Connection", response: ConnectResponse) -> None:
         """The handshake is over; the session may have expired. Raises JuteError to refuse the response."""
@@ -99,7 +99,7 @@ class ConnectionOwner(Protocol):
         """The reply to a call with a watch has come. Called just before the call's future gets it."""
 
     def lost(self, connection: "Connection", reason: str) -> None:
-        """The connection is gone. The last event, exactly once for each connection that was made."""
+        """The connection is gone: the last event, exactly once for each established connection."""
 
 
 class Connection(asyncio.Protocol):
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         self._idle_ticks = 0
         self._silent_ticks = 0
 
-    # What the client asks.
+    # Called by the client.
 
     def send(self, call: Call) -> None:
         """Sends the request, or queues it while `max_in_flight` calls are in flight."""
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         self._outgoing.append(frame)
 
     def set_watches(self, requests: Iterable[messages.SetWatches]) -> Steps[None]:
-        """Arms the client's watches on this connection, in steps. To be called once, before anything is sent."""
+        """Arms the client's watches on this connection, in steps. Must be called once, before any other request."""
         self._is_arming = True
         for request in requests:
             self._unanswered_set_watches += 1
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the loop calls.
+    # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

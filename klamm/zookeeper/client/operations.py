@@ -5,8 +5,9 @@ and answers calls in the order in which they were made, so a caller may submit m
 
 What must stay true:
 - Callers use paths without the chroot: it is prepended to requests and removed from responses.
-- Each operation raises the ZooKeeperErrors that its docstring names, and any of them ConnectionLoss, SessionExpired,
-  AuthFailed (of the client), ClientClosed, NoAuth, BadArguments for an invalid path, and RequestTooLarge.
+- Each operation raises the ZooKeeperErrors that its docstring names. Any operation may also raise ConnectionLoss,
+  SessionExpired, AuthFailed (of the client), ClientClosed, NoAuth, BadArguments for an invalid path, and
+  RequestTooLarge.
 """
 
 import asyncio
@@ -136,7 +137,7 @@ class ZooKeeperClient(Session):
         return await self._submit(messages.GetAcl(full), path, full, _acl)
 
     async def set_acl(self, path: str, acl: Sequence[Acl], version: int = -1) -> Stat:
-        """Replaces a znode's ACL if its `aversion` is this (-1: any). NoNode, BadVersion, InvalidACL."""
+        """Replaces a znode's ACL if its `aversion` is `version` (-1: any). NoNode, BadVersion, InvalidACL."""
         full = self._full_path(path)
         return await self._submit(messages.SetAcl(full, tuple(acl), version), path, full, _stat)
 
@@ -150,12 +151,12 @@ class ZooKeeperClient(Session):
         await self._ensure_full_path(self._full_path(path), acl)
 
     async def ensure_chroot(self, acl: Sequence[Acl] = OPEN_ACL) -> None:
-        """Creates the connect string's chroot, in which everything else happens."""
+        """Creates the connect string's chroot, below which all other operations work."""
         if self._chroot:
             await self._ensure_full_path(self._chroot, acl)
 
     async def delete_recursive(self, path: str) -> None:
-        """Deletes a znode and everything below it, including znodes created meanwhile. It need not exist."""
+        """Deletes a znode and everything below it, including znodes created meanwhile. The znode need not exist."""
         while True:
             levels = [[path]]
             while levels[-1]:
@@ -198,7 +199,7 @@ class ZooKeeperClient(Session):
 async def retrying(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Repeats `call(...)` while it raises ConnectionLoss. Only for calls that may be done twice, such as reads.
 
-    Every new try waits for the connection, so this does not spin. It ends with the session.
+    Every new try waits for the connection, so the loop does not spin. It ends with the session.
     """
     while True:
         try:

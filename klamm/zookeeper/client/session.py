@@ -1,13 +1,13 @@
 """A session of a ZooKeeper client, kept alive over as many connections as necessary.
 
 Theory of operation
-- The server alone decides that a session has expired. Losing the connection is *disconnection*: calls that were made
-  fail with ConnectionLoss (they may or may not have been done), later calls wait, and the session tries the servers in
-  turn until one accepts it again. When a server says that the session is gone, that is *expiry*: every call fails with
-  SessionExpired and this object is finished; its owner makes a new one.
+- The server alone decides that a session has expired. Losing the connection is *disconnection*: pending calls fail with
+  ConnectionLoss (they may or may not have been done), later calls wait, and the session tries the servers in turn until
+  one accepts it again. When a server says that the session is gone, that is *expiry*: every call fails with
+  SessionExpired, this object is finished, and its owner makes a new one.
 - Calls are pipelined: `_submit` sends and returns a future, and the server does and answers them in that order.
-- What concerns thousands of calls or watches is done in slices. Calls wait until the watches are armed on a new
-  connection and the calls before them are sent; calls that fail with a connection may fail after later ones are sent.
+- Work on thousands of calls or watches is done in slices. On a new connection, calls wait until the watches are armed
+  and earlier calls are sent. Calls that fail with a connection may fail after later calls are sent.
 - A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
   once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
   the results that came before them.
@@ -122,7 +122,7 @@ class Session:
         self._listeners: list[StateListener] = []
         self._watches = WatchTable()
         self._credentials: list[tuple[str, bytes, asyncio.Future[None]]] = []
-        self._auth_answers: deque[asyncio.Future[None]] = deque()  # Asked on this connection, in order.
+        self._auth_answers: deque[asyncio.Future[None]] = deque()  # Requested on this connection, in order.
         self._waiting: deque[Call] = deque()  # Made while there was no connection, or behind such calls.
         self._connection: Connection | None = None  # Set while CONNECTED.
         self._ready: Connection | None = None  # The same, once the watches are armed and no calls wait.

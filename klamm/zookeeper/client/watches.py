@@ -1,4 +1,4 @@
-"""The watches that a client waits for. Pure.
+"""The watches of a client. Pure.
 
 A watch is a callback that fires once. There are three kinds, as ZooKeeper's server tells them apart: *data* (left by a
 get or an exists of an existing znode), *exists* (left by an exists of an absent znode) and *children*. The server
@@ -59,7 +59,7 @@ class WatchTable:
         return list(fired)
 
     def set_watches(self, relative_zxid: int) -> Iterator[SetWatches]:
-        """The requests that arm on a new connection all that is armed when the first one is taken."""
+        """The requests that arm the watches on a new connection: all that are armed when the first request is taken."""
         armed = [(kind, list(self._armed[kind])) for kind in WatchKind]
         chunk: dict[WatchKind, list[str]] = {kind: [] for kind in WatchKind}
         size = count = 0

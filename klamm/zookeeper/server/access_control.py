@@ -1,7 +1,7 @@
 """Access control lists: which identities a caller has proven, and what an ACL permits them. Pure.
 
 What must stay true:
-- A znode that anyone may change has the one tuple `OPEN_ACL`, so that it is recognised at a glance.
+- A znode that anyone may change has the tuple `OPEN_ACL` itself, so that `permits` recognises it by identity.
 - An entry that no caller could ever match is refused when the ACL is set.
 
 Source: PrepRequestProcessor.fixupACL and the authentication providers of ZooKeeper 3.5.9.
@@ -94,7 +94,7 @@ def expand_acl(path: str, acl: Sequence[Acl], identities: Sequence[Identity]) ->
     Raises InvalidACL if it is empty or an entry is not usable (PrepRequestProcessor.fixupACL).
     """
     if acl == OPEN_ACL:
-        return OPEN_ACL  # one tuple for all, so that `permits` knows it at a glance
+        return OPEN_ACL  # one tuple for all, which `permits` recognises by identity
     expanded: dict[Acl, None] = {}
     for entry in acl:
         if (entry.scheme, entry.id) == _ANYONE:

@@ -6,7 +6,7 @@
 The salt differs from file to file, so that no client can store bytes that look like a block of the file they end up in.
 
 What must stay true:
-- No block is larger than `MAX_BLOCK_BYTES`: a reader takes a larger one for damage.
+- No block is larger than `MAX_BLOCK_BYTES`: to a reader, a larger block is damage.
 - A block is written with one write and synced before the next block is written (logs). So after a crash only the
   last block can be damaged; a damaged block with a valid one behind it was damaged later, and its loss would go
   unnoticed if the file were cut there.

@@ -3,8 +3,8 @@
 What must stay true:
 - Requests are executed one after another in the order in which they arrived; replies and events leave in the order in
   which `send` was called.
-- What waits here is bounded: while replies are held back for the disk beyond `MAX_HELD`, or the client does not read
-  its responses, no further request is executed and nothing more is read (the client is muted). Watch events are
+- The memory of a connection is bounded: while more than `MAX_HELD` replies wait for the disk, or the client does not
+  read its responses, no further request is executed and nothing more is read (the client is muted). Watch events are
   bounded by the watches that the client has set.
 - Whatever bytes a client sends can at most close its own connection, with a logged reason.
 """
@@ -25,7 +25,7 @@ from klamm.zookeeper.server.sessions import Session
 
 # A multi, or watches to set, of this size or more is executed in steps.
 LONG_REQUEST_BYTES = 16 * 1024
-# The requests of one connection that are executed before others have the loop: a few milliseconds.
+# How many requests of one connection are executed before the loop serves others: a few milliseconds.
 REQUESTS_PER_SLICE = 100
 MAX_HELD = 4096
 MAX_HELD_BYTES = 4 * 1024 * 1024
@@ -49,8 +49,8 @@ class CnxnServer(Protocol):
         """The first frame has come."""
 
     def is_open_to(self, connection: "ServerCnxn", op: int | None) -> bool:
-        """Whether a request of this operation (None: the first frame) may be executed now. If not, the connection is
-        told when it may."""
+        """Whether a request of this operation (None: the first frame) may be executed now. If not, the server calls
+        `execute` of the connection once it may."""
 
     def execute(self, connection: "ServerCnxn", session: Session, xid: int, request: Any) -> None:
         """A request of the connection's session has come."""
@@ -93,7 +93,7 @@ class ServerCnxn(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether requests are no longer taken from this connection."""
+        """Whether this connection takes no more requests."""
         return self._closing
 
     # -- asyncio's callbacks
@@ -193,7 +193,7 @@ class ServerCnxn(asyncio.Protocol):
     # -- replies and events
 
     def send(self, payload: bytes) -> None:
-        """Sends whole frames. For the server only, which decides when a payload may leave."""
+        """Sends whole frames. Only the server calls this, because it decides when a payload may leave."""
         self.sent += 1
         if not self._outgoing:
             self._loop.call_soon(self.flush)
@@ -224,7 +224,7 @@ class ServerCnxn(asyncio.Protocol):
             self._transport.close()
 
     def close(self, reason: str) -> None:
-        """Closes at once, because of what the client or the server did."""
+        """Closes at once, for this reason."""
         if not self._closing:
             _log.info("%s: closed: %s", self, reason)
         self.refuse_requests()

@@ -1,9 +1,9 @@
 """The durable tree: the znode tree with its transaction log and its snapshots.
 
 What must stay true:
-- A transaction is in the log's hands before it is applied, so the log's order is the tree's.
-- A snapshot is due after so many operations, bytes of log or logs since the last one, however often the server was
-  restarted in between: only a snapshot makes logs superfluous.
+- A transaction is appended to the log before it is applied, so the log and the tree have the same order.
+- A snapshot is due after a number of operations, bytes of log or logs since the last snapshot, however often the server
+  was restarted in between: only a snapshot makes logs superfluous.
 - `on_durable` and `on_failure` are those of `TransactionLog`; a snapshot that cannot be written is a failure too.
 """
 
@@ -46,7 +46,7 @@ class Database:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._operations_since_snapshot = 0
-        # The logs since the last snapshot that were written before this start: their bytes, and their number.
+        # The bytes and the number of logs that earlier runs have written since the last snapshot.
         self._earlier_log_bytes = self._earlier_logs = 0
         self._snapshotting: asyncio.Task[None] | None = None
         # A transaction is half applied.
@@ -74,7 +74,7 @@ class Database:
         )
 
     def commit(self, txn: Txn) -> Applied:
-        """Applies a transaction that was just prepared against the tree. Durable when `on_durable` says so.
+        """Applies a transaction that was just prepared against the tree. It is durable when `on_durable` says so.
 
         Raises BadArguments when it is too large for the log (an ACL of many identities in many znodes).
         """
@@ -92,7 +92,7 @@ class Database:
             steps = self.tree.apply_steps(txn, self.tree.zxid + 1, time_ms)
             applied = yield from while_open_to(OpenTo.NOTHING, steps)
         except Exception as error:
-            # Log and tree may differ now, so no further transaction may be judged by this tree.
+            # Log and tree may differ now, so no further transaction may be checked against this tree.
             self._on_failure(error)
             raise
         finally:
@@ -111,7 +111,7 @@ class Database:
         )
 
     async def close(self) -> None:
-        """Waits until everything committed is durable, or has failed, and gives the directory up. Idempotent.
+        """Waits until all commits are durable or have failed, and unlocks the directory. Idempotent.
 
         No blocking work is in progress afterwards: the next user of the directory has it alone.
         """
@@ -156,12 +156,12 @@ def _take_directory(file_system: FileSystem, directory: str) -> File:
     file_system.make_directories(directory)
     lock = file_system.lock(f"{directory}/.lock")
     if file_system.list_directory(directory) == [".lock"]:
-        # Nothing in it yet, so its name, and the names of those above it, may be new.
+        # The directory is empty, so its name and the names of its parents may be new.
         parent = directory
         while parent != os.path.dirname(parent):
             parent = os.path.dirname(parent)
             try:
                 file_system.sync_directory(parent)
             except PermissionError:
-                break  # what we may not read we have not made
+                break  # a directory that we may not read is not ours
     return lock

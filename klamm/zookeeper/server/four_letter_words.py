@@ -21,7 +21,7 @@ class ClientFigures(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the server knows of itself."""
+    """The server's counts and state."""
 
     clients: Sequence[ClientFigures]
     latency_ms: tuple[int, float, int]  # least, average, most
@@ -37,7 +37,7 @@ class Figures(NamedTuple):
 
 
 def is_four_letter_word(start: bytes) -> bool:
-    """Whether a connection that begins so sends a four-letter word. (As the size of a client's frame it is too big.)"""
+    """Whether these first bytes are a four-letter word. (As a frame's length, they are too large.)"""
     return start in WORDS
 
 
@@ -46,7 +46,7 @@ def answer(word: str, figures: Figures) -> bytes:
     return _ANSWERS[word](figures).encode()
 
 
-# The version of ZooKeeper that this server behaves like: clients (kazoo) choose their requests by it.
+# This server behaves like this version of ZooKeeper: clients (kazoo) choose their requests by the version.
 _VERSION: Final = f"3.5.9-klamm-{klamm.__version__}, built on 01/01/1970 00:00 GMT"
 
 

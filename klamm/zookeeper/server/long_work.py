@@ -1,14 +1,14 @@
-"""Long work of the server in steps, one piece after the other, and what others may do between two steps.
+"""Long work of the server in steps, one piece after the other, and which requests may run between two steps.
 
 | open to    | while                                                                             |
 |------------|-----------------------------------------------------------------------------------|
 | EVERYTHING | a request is decoded                                                              |
-| READS      | a write is judged, which no other write may overtake; a reply is made, before     |
+| READS      | a write is checked, which no other write may overtake; a reply is made, before    |
 |            | which no later event may leave                                                    |
 | NOTHING    | a write is half applied, or not all of its watches have fired                     |
 
 What must stay true:
-- What is open is what the running step has said last; after the last step, everything.
+- The last step taken decides what is open; after the last step of all work, everything is.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ class OpenTo(IntEnum):
 
 
 LongSteps = Generator[OpenTo, None, T]
-"""Steps that say what others may do before the next one."""
+"""Steps that say which requests may run before the next step."""
 
 
 def while_open_to(open_to: OpenTo, steps: Steps[T]) -> LongSteps[T]:
-    """The steps, between which others may do this."""
+    """The steps, between which the server is open to these requests."""
     while True:
         try:
             next(steps)
@@ -88,7 +88,7 @@ class LongWork:
         except Exception as error:
             self._end_first()
             self._on_failure(error)
-        # Those that have waited for an opening come before the next piece of work.
+        # Waiting requests come before the next piece of work.
         if self.open_to > before:
             self._on_open()
 

@@ -12,7 +12,8 @@ RESERVED_PATHS: Final = ("/", "/zookeeper", "/zookeeper/quota", CONFIG_PATH)
 # The owner that marks a container znode (EphemeralType.CONTAINER_EPHEMERAL_OWNER); clients see 0.
 CONTAINER_OWNER: Final = -(2**63)
 
-# What PathUtils.validatePath forbids. Characters beyond the basic plane are surrogates to Java, which it forbids too.
+# The characters that PathUtils.validatePath forbids. Characters beyond the basic plane are surrogates in Java, which it
+# forbids too.
 _VALID_PATH: Final = re.compile(
     "/|(?:/(?!\\.\\.?(?:/|\\Z))[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]+)+"
 )
@@ -79,5 +80,5 @@ def is_valid_path(path: str) -> bool:
 
 
 def int32(number: int) -> int:
-    """A version: they wrap around, as Java's integers do."""
+    """The number as a version: versions wrap around like Java's integers."""
     return (number + 2**31) % 2**32 - 2**31

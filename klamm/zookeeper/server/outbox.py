@@ -1,11 +1,10 @@
-"""Holds back what must not leave before the transactions that it could show are durable.
+"""Holds back responses until the transactions that they could show are durable.
 
 What must stay true:
-- What was handed over while everything applied was durable leaves at once. Anything else waits until the log is durable
-  up to the zxid of that moment, even if it shows none of the transactions that wait: that is ZooKeeper's order too, and
-  it makes every read see the newest write.
-- Held responses leave in the order in which they were added, in slices; what is handed over meanwhile waits behind
-  them.
+- A response that is added while every applied transaction is durable leaves at once. Any other response waits until the
+  log is durable up to the zxid of that moment, even if it shows none of the waiting transactions. That is ZooKeeper's
+  order too, and every read sees the newest write.
+- Held responses leave in the order in which they were added, in slices; responses added meanwhile wait behind them.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from klamm.base.slices import Slices
 from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.tree import ZnodeTree
 
-# The number of responses that leave before others have the loop: a few milliseconds.
+# How many responses leave before the loop does other work: a few milliseconds.
 HELD_PER_SLICE = 1_000
 
 
@@ -46,7 +45,7 @@ class Latency:
 
 
 class Outbox:
-    """Everything that leaves the server for a client whose session has begun or begins."""
+    """All responses and events for clients whose session has begun or begins."""
 
     def __init__(self, tree: ZnodeTree) -> None:
         self._tree = tree
@@ -60,7 +59,7 @@ class Outbox:
         return len(self._held)
 
     def send(self, connection: ServerCnxn, payload: bytes) -> None:
-        """Sends whole frames, now or once they may leave."""
+        """Sends whole frames, now or once the log is durable."""
         if self._durable_zxid == self._tree.zxid and not self._held:
             self.latency.note(0)
             connection.send(payload)
@@ -78,7 +77,7 @@ class Outbox:
             self._held.append(_Held(self._tree.zxid, self._loop.time(), connection, None))
 
     def release(self, durable_zxid: int) -> None:
-        """The log is durable up to here: lets go what waited for it, and executes what waited for room."""
+        """The log is durable up to here: sends the responses that waited for it, and executes waiting requests."""
         self._durable_zxid = durable_zxid
         if not self._is_releasing:
             self._release_slice()
@@ -108,5 +107,5 @@ class Outbox:
             connection.execute()
 
     def clear(self) -> None:
-        """Drops everything: it will never be durable."""
+        """Drops all held responses: their transactions will never be durable."""
         self._held.clear()

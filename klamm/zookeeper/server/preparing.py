@@ -1,7 +1,7 @@
-"""Checks a write against the znodes: a request in; a change, or the error that the client gets, out. Pure.
+"""Checks a write against the znodes: returns the change, or raises the error for the client. Pure.
 
 What must stay true:
-- Nothing is changed here, and a change that was returned can be applied to the same znodes.
+- The check changes nothing, and a returned change can be applied to the same znodes.
 - An operation of a multi is checked against what the operations before it will have done (`Draft`).
 
 Source of the behaviour: ZooKeeper 3.5.9, PrepRequestProcessor.

@@ -2,7 +2,7 @@
 
 The format is klamm's own (numbers big-endian, strings and data with a 4-byte size in front, -1 for null data).
 
-What must stay true: what is encoded decodes to the same value, and decoding anything else raises `CorruptDataError`.
+What must stay true: an encoded value decodes to the same value, and decoding other bytes raises `CorruptDataError`.
 """
 
 import struct

@@ -20,15 +20,15 @@ MAX_IDENTITIES_BYTES: Final = 4096
 
 
 def encode_event(event: Event, zxid: int = -1) -> bytes:
-    """The frame that tells a client of a watch that fired. This server names no zxid, as ZooKeeper before 3.9: clients
-    in C take one for seen, and then lose the other watches that the same transaction has fired."""
+    """The frame that tells a client of a watch that fired. Like ZooKeeper before 3.9, this server sends no zxid:
+    clients in C would count it as seen, and lose the other watches that the same transaction has fired."""
     return jute.encode_event(WatcherEvent(event.type, KeeperState.SYNC_CONNECTED, event.path), zxid)
 
 
 class Requests:
     """Executes requests against the tree.
 
-    `commit(txn)` gives the steps that apply a prepared transaction, make its watches fire and have it logged;
+    `commit(txn)` returns the steps that log a prepared transaction, apply it and fire its watches;
     `send(connection, payload)` sends whole frames.
     """
 
@@ -55,7 +55,7 @@ class Requests:
         self._send(connection, payload)
 
     def steps(self, connection: ServerCnxn, caller: Caller, xid: int, request: Any) -> LongSteps[None]:
-        """As `execute`, in steps, for a request that may concern very many things."""
+        """Like `execute`, in steps, for a request that may concern thousands of znodes or watches."""
         response: messages.Response = None
         try:
             if isinstance(request, messages.Multi):
@@ -67,7 +67,7 @@ class Requests:
         except ZooKeeperError as error:
             payload = jute.encode_error(xid, self._tree.zxid, error.code)
         else:
-            # Until the reply has left, no event may leave that comes after it.
+            # No later event may leave before the reply.
             encoding = jute.encode_response_steps(xid, self._tree.zxid, response)
             payload = yield from while_open_to(OpenTo.READS, encoding)
         self._send(connection, payload)
@@ -111,7 +111,7 @@ class Requests:
     # -- reads
 
     def _exists(self, connection: ServerCnxn, caller: Caller, request: messages.Exists) -> messages.StatResponse:
-        if request.watch:  # also when the znode does not exist: then for its creation
+        if request.watch:  # an absent znode gets a watch for its creation
             self._watches.add_data(request.path, connection)
         return messages.StatResponse(self._tree.stat(request.path))
 
@@ -171,7 +171,7 @@ class Requests:
             raise keeper_exceptions.AuthFailed("", f"scheme {request.scheme}")
 
     def _nothing(self, connection: ServerCnxn, caller: Caller, request: messages.Ping | messages.CloseSession) -> None:
-        """The answer is the header alone."""
+        """The reply is the header alone."""
 
     def _unknown(
         self, connection: ServerCnxn, caller: Caller, request: messages.UnknownRequest | messages.Check
@@ -180,7 +180,7 @@ class Requests:
 
 
 def _by_flags(operation: messages.MultiOperation) -> messages.MultiOperation:
-    """Inside a multi ZooKeeper tells a container by the flags alone (Op.Create)."""
+    """Inside a multi, ZooKeeper recognises a container by the flags alone (Op.Create)."""
     if isinstance(operation, messages.Create) and operation.flags == CreateMode.CONTAINER:
         return dataclasses.replace(operation, op=OpCode.CREATE_CONTAINER)
     return operation

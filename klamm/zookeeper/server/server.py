@@ -1,8 +1,8 @@
 """`ZooKeeperServer`: connections, sessions, and the way of a request through the server's parts.
 
 What must stay true:
-- Nothing that shows a write leaves before the write is durable (`Outbox`), and no write waits for the disk before it is
-  judged: requests are judged against the tree with all earlier writes in it.
+- No response that shows a write leaves before the write is durable (`Outbox`). No write waits for the disk before it is
+  checked: requests are checked against the tree with all earlier writes in it.
 - A session belongs to at most one connection; a client that attaches to it from a new connection ends the old one.
 - When the disk fails the server stops: everything held is dropped, all connections are cut, `wait_closed` raises.
 """
@@ -47,8 +47,8 @@ class ZooKeeperServer:
 
     `directory` (absolute) belongs to this server alone. A session's timeout is what the client asks for, within
     `min_session_timeout_ms` and `max_session_timeout_ms` (2 and 20 ticks unless given). A snapshot is written every
-    `snapshot_every` operations, or earlier when the log grows large. `on_transaction(zxid, description)` is told of
-    every transaction when it is applied.
+    `snapshot_every` operations, or earlier when the log grows large. `on_transaction(zxid, description)` is called for
+    every applied transaction.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class ZooKeeperServer:
         self._sent = 0
         self._listener: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._container_timer: asyncio.TimerHandle | None = None
-        # The connections whose next request waits for a step of long work to be over.
+        # The connections whose next request waits for long work.
         self._waiting: dict[ServerCnxn, None] = {}
         self._abandoned: asyncio.Task[None] | None = None  # kept, because the loop itself keeps no task
 
     @property
     def tree(self) -> ZnodeTree:
-        """The znodes as they are now, once the server has started. To be looked at only."""
+        """The current znodes, once the server has started. Read only."""
         return self._tree
 
     # -- life
@@ -127,7 +127,7 @@ class ZooKeeperServer:
         _log.info("ZooKeeper at %s:%d is ready, zxid 0x%x", self.host, self.port, self._tree.zxid)
 
     async def stop(self) -> None:
-        """Takes no further request, sends the responses to those taken, and closes. Idempotent."""
+        """Takes no further request, sends the responses to earlier requests, and closes. Idempotent."""
         if not self._closed.done():
             self._stop_taking()
         if not self._closed.done():
@@ -152,7 +152,7 @@ class ZooKeeperServer:
             connection.refuse_requests()
 
     def _fail(self, error: Exception) -> None:
-        """Applied transactions may never become durable, so no response may show them and the server stops."""
+        """Stops the server: applied transactions may never become durable, so no response may show them."""
         if self._closed.done():
             return
         _log.critical("%s: the server stops, it cannot keep what it is given: %r", self._directory, error)
@@ -179,14 +179,14 @@ class ZooKeeperServer:
         self._sent += connection.sent
 
     def _forget_watches(self, steps: Steps[None]) -> None:
-        """A slice now, and one in each turn of the loop."""
+        """Takes one step now, and one in each later turn of the loop."""
         if next(steps, _OVER) is not _OVER:
             asyncio.get_running_loop().call_soon(self._forget_watches, steps)
 
     def connect(self, connection: ServerCnxn, request: messages.ConnectRequest) -> None:
         """The first frame of a connection: begins a session or attaches to one."""
         if request.last_zxid_seen > self._tree.zxid:
-            # As ZooKeeper does: this server has lost, or never had, what the client has already seen.
+            # As in ZooKeeper: this server lacks transactions that the client has already seen.
             connection.close(f"it has seen zxid 0x{request.last_zxid_seen:x}, ours is 0x{self._tree.zxid:x}")
             return
         timeout_ms = min(max(request.timeout_ms, self._min_session_timeout_ms), self._max_session_timeout_ms)
@@ -203,7 +203,7 @@ class ZooKeeperServer:
         self._outbox.send(connection, jute.encode_connect_response(response))
 
     def _begin(self, timeout_ms: int) -> Session:
-        # As in ZooKeeper an id comes from the clock; but not from it alone, because a clock can be set back.
+        # As in ZooKeeper, an id comes from the clock, but not from the clock alone: a clock can be set back.
         session_id = max((self._environment.now_ms() << 16) & (2**56 - 1), self._tree.last_session_id + 1)
         password = self._environment.random.randbytes(16)
         self._commit(CreateSessionTxn(session_id, timeout_ms, password))
@@ -279,7 +279,7 @@ class ZooKeeperServer:
         self._waiting.clear()
 
     def execute_in_steps(self, connection: ServerCnxn, session: Session, frame: bytes) -> None:
-        """Executes a request that may concern very many things."""
+        """Executes a request that may concern thousands of znodes or watches."""
         self._begin_long(connection, self._frame_steps(connection, session, frame))
 
     def _begin_long(self, connection: ServerCnxn, steps: LongSteps[None]) -> None:
@@ -293,7 +293,7 @@ class ZooKeeperServer:
                 connection.is_busy = False
             if connection in self._connections:
                 connection.execute()
-            else:  # Its watches were forgotten before these steps may have set some.
+            else:  # These steps may have set watches after the closed connection's were forgotten.
                 self._forget_watches(self._watches.forget(connection))
 
         connection.is_busy = True
@@ -305,7 +305,7 @@ class ZooKeeperServer:
         except JuteError as error:
             connection.refuse(frame, error)
             return
-        # Its client may have gone, and its session with it.
+        # The client may have gone, and its session may have ended.
         if not connection.is_closing:
             caller = Caller(session.id, connection.identities)
             yield from self._requests.steps(connection, caller, xid, request)

@@ -1,17 +1,17 @@
-"""The sessions that are alive, and when each was last heard of.
+"""The sessions that are alive, and when each client was last heard of.
 
 What must stay true:
-- A session expires when nothing has been heard from it for its timeout, and never earlier. Touching one is an
-  assignment; the timer looks at its deadline and, if the session was heard meanwhile, waits for the rest.
+- A session expires when nothing has been heard from it for its timeout, and never earlier. A request only assigns a
+  time; the timer checks the deadline and, if the session was heard meanwhile, waits for the rest.
 - After a restart every session has its whole timeout again.
-- The server's own slowness is not held against the clients: when a timer comes late, their requests are read
-  before their sessions are judged, and a client whose replies wait for the disk may be muted, so it is not silent.
+- The server's own slowness does not expire sessions: when a timer comes late, received requests are read first. A
+  client whose replies wait for the disk may be muted, so it does not count as silent.
 """
 
 import asyncio
 from collections.abc import Callable, Iterator
 
-# A timer that is later than this tells that the process stood still.
+# A timer that comes later than this shows that the process stood still.
 _LATE_S = 0.5
 
 
@@ -50,7 +50,7 @@ class SessionTracker:
         return self._sessions.get(session_id)
 
     def add(self, session: Session) -> None:
-        """Begins to watch over a session; its timeout runs from now."""
+        """Adds a session; its timeout runs from now."""
         self._sessions[session.id] = session
         session.last_heard_s = self._loop.time()
         session.timer = self._loop.call_later(session.timeout_ms / 1000, self._check, session)

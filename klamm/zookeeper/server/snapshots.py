@@ -68,8 +68,8 @@ async def write_snapshot(
 ) -> str | None:
     """Writes the captured tree to a temporary file and syncs it. Returns its path; raises OSError.
 
-    The file counts only once `publish_snapshot` has given it its name. When it is no longer wanted the rest is left out
-    and there is no path. (Cancelling would close the file under a thread that writes to it.)
+    The file counts only once `publish_snapshot` has given it its name. When `is_wanted` becomes false, stops early and
+    returns None. (Cancelling would close the file under a thread that writes to it.)
     """
     path = f"{directory}/{SNAPSHOT_PREFIX}{capture.zxid:016x}.tmp"
     salt = environment.random.getrandbits(32)
@@ -217,7 +217,7 @@ def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool
                 if zxid > tree.zxid:
                     tree.apply(txn, zxid, time_ms)
         except (CorruptDataError, KeyError, ValueError) as error:
-            # The checksum is right, so this was written by a program with a fault, or for another directory.
+            # The checksum is right, so a faulty program wrote this block, or it belongs to another directory.
             raise CorruptDataError(
                 f"{path}: the batch after byte {end} does not fit the state before it: {error!r}"
             ) from None
@@ -225,8 +225,8 @@ def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool
     if end < len(data):
         _check_torn_tail(path, data, end, salt, is_newest)
     if is_newest:
-        # The process may have been killed between a write and its sync. What was read here will be shown to clients,
-        # so it has to be durable from now on.
+        # The process may have been killed between a write and its sync. Clients will see the transactions read here, so
+        # they must be durable from now on.
         file = file_system.open(path)
         try:
             file.truncate(end)
@@ -237,7 +237,7 @@ def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool
 
 
 def _check_torn_tail(path: str, data: bytes, end: int, salt: int, is_newest: bool) -> None:
-    """CorruptDataError unless what follows the last valid batch is the rest of a write that a crash has torn."""
+    """Raises CorruptDataError unless the bytes after the last valid batch are the rest of a write torn by a crash."""
     if not is_newest:
         raise CorruptDataError(f"{path} is damaged at byte {end}, and newer transactions exist")
     if len(data) - end > MAX_BLOCK_BYTES:

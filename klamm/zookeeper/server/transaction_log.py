@@ -7,7 +7,7 @@ What must stay true:
 - A new file exists durably (its header and its name are synced) before the first batch goes into it, and only after
   the last batch of the file before it has been synced.
 - After a failure nothing more is written. Bytes that may have reached the file are cut off again, as far as the disk
-  still allows, so that a restart does not take for durable what no sync confirmed.
+  still allows, so that a restart does not find transactions that no sync confirmed.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class TransactionLog:
         self.size_bytes = 0  # appended since the last roll
         self._batches: deque[_Batch] = deque()
         self._committing: asyncio.Task[None] | None = None
-        # Only the blocking side of a commit touches these, and there is one commit at a time.
+        # Only the blocking part of a commit uses these, and there is one commit at a time.
         self._file: File | None = None
         self._salt = 0
         self._position = 0
@@ -77,7 +77,7 @@ class TransactionLog:
         self.size_bytes += len(record)
         self._next_zxid += 1
         if self._committing is None:
-            # The task starts when the loop comes round, so everything that has arrived by then is in its batch.
+            # The task starts in the next turn of the loop, so its batch has everything that arrives until then.
             self._committing = asyncio.ensure_future(self._commit_all())
 
     def roll(self) -> None:
@@ -101,7 +101,7 @@ class TransactionLog:
                 self._on_durable(batch.first_zxid + len(batch.records) - 1)
             except Exception as error:
                 self._on_failure(error)
-                return  # and `_committing` stays set: nothing more is committed
+                return  # `_committing` stays set, so nothing more is committed
         self._committing = None
 
     def _commit(self, batch: _Batch) -> None:

@@ -1,7 +1,7 @@
 """The changes of a tree as plain values: what the transaction log holds. Pure.
 
 What must stay true:
-- A change says all that applying it needs, so that a replay checks nothing again.
+- A change has everything that is needed to apply it, so that a replay checks nothing again.
 
 Source: the `...Txn` records of `zookeeper.jute`.
 """

@@ -9,8 +9,8 @@ What must stay true:
 - `prepare` changes nothing. A change is applied right after it was prepared, before anything else is prepared.
 - `apply` never fails on a change that was prepared against the same tree.
 - A multi is prepared as a whole or not at all; its operations share one zxid.
-- What may concern thousands of znodes is prepared and applied in steps. Between the steps of a preparation nothing is
-  applied; between those of an application nothing is read either.
+- A request that may concern thousands of znodes is prepared and applied in steps. Between the steps of a preparation
+  nothing is applied; between the steps of an application nothing is applied or read.
 - The zxids given to `apply` grow by one.
 - No order here comes from a `set`.
 
@@ -54,8 +54,8 @@ WriteRequest: TypeAlias = (
 
 
 class MultiFailed(Exception):
-    """A multi was refused. `codes` has one code for each operation, as ZooKeeper answers them: OK for those before
-    the one that failed, its error, and RUNTIME_INCONSISTENCY for those after it."""
+    """A multi was refused. As in ZooKeeper, `codes` has a code for each operation: OK before the failed operation, its
+    error, and RUNTIME_INCONSISTENCY after it."""
 
     def __init__(self, codes: list[int]) -> None:
         super().__init__(codes)
@@ -85,7 +85,7 @@ class Applied(NamedTuple):
 class ZnodeTree:
     """All znodes and sessions at one zxid.
 
-    `zxid` is that of the last transaction applied. `sessions` maps a session's id to its state, in order of creation.
+    `zxid` belongs to the last applied transaction. `sessions` maps a session's id to its state, in order of creation.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class ZnodeTree:
         return list(self._containers)
 
     def prepare_delete_container(self, path: str) -> DeleteTxn | None:
-        """The removal of a container znode, if it has lost all its children (ContainerManager)."""
+        """The deletion of a container znode that has lost all its children, else None (ContainerManager)."""
         node = self._nodes.get(path)
         is_empty = path in self._containers and node is not None and not node.children and node.cversion > 0
         return DeleteTxn(path) if is_empty else None
@@ -372,7 +372,7 @@ _image_of: Final = operator.attrgetter(*NodeImage._fields[1:])
 class Capture:
     """A tree as it was at `zxid`, handed out piece by piece while the tree moves on (copy on write).
 
-    A znode that is about to change is copied first, ahead of its turn; the order of the pieces means nothing.
+    A znode is copied before it changes. The order of the pieces means nothing.
     """
 
     def __init__(
@@ -390,7 +390,7 @@ class Capture:
             self._ready.append(NodeImage(path, *_image_of(node)))
 
     def take(self, count: int) -> list[NodeImage]:
-        """At least one more znode (about `count` of them), or none when all have been taken."""
+        """About `count` more znodes; an empty list once all have been taken."""
         images, self._ready = self._ready, []
         while self._remaining and len(images) < count:
             path, node = self._remaining.popitem()

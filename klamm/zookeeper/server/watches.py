@@ -1,9 +1,9 @@
 """The watches that clients have set on the tree, each of which fires once. Pure.
 
 What must stay true:
-- A watch fires at most once, in the order of the events; of one deletion a client hears once.
-- The watches of a watcher are forgotten in steps, and so fire those that very many events concern. A forgotten watcher
-  hears nothing more.
+- A watch fires at most once, in the order of the events. A client gets one event for a deletion.
+- The watches of a watcher are forgotten in steps, and the watches on very many events fire in steps. A forgotten
+  watcher gets no more events.
 - No order here comes from a `set`.
 
 Source: WatchManager and DataTree.setWatches of ZooKeeper 3.5.9.
@@ -87,7 +87,7 @@ class Watches(Generic[W]):
         self._children.add(path, watcher)
 
     def forget(self, watcher: W) -> Steps[None]:
-        """Ends all watches of a watcher, which sets no more."""
+        """Ends all watches of a watcher, in steps. The watcher must not set more."""
         slices = Slices()
         yield from self._data.forget(watcher, slices)
         yield from self._children.forget(watcher, slices)
@@ -96,7 +96,7 @@ class Watches(Generic[W]):
         return any(table.has(path, watcher) for table in self._tables(kind))
 
     def remove(self, path: str, kind: WatcherType, watcher: W) -> bool:
-        """Ends watches; returns whether there was one."""
+        """Ends the watcher's watches of this kind on a path; returns whether there was one."""
         found = self.has(path, kind, watcher)
         for table in self._tables(kind):
             table.discard(path, watcher)
@@ -110,8 +110,8 @@ class Watches(Generic[W]):
         }[kind]
 
     def fire(self, events: Iterable[Event]) -> list[tuple[W, Event]]:
-        """Whom to tell what, in order. A watcher that watches both data and children of a znode hears of its deletion
-        once."""
+        """The watchers and the events for them, in order. A watcher of both the data and the children of a znode gets
+        one event for its deletion."""
         return in_one_go(self.fire_steps(events))
 
     def fire_steps(self, events: Iterable[Event]) -> Steps[list[tuple[W, Event]]]:
@@ -138,7 +138,7 @@ class Watches(Generic[W]):
 
     def set_again(self, request: messages.SetWatches, tree: ZnodeTree, watcher: W) -> Steps[list[Event]]:
         """Sets the watches of a client that has reconnected; returns the events that it missed since its last zxid
-        (DataTree.setWatches). A watch that has missed something is spent."""
+        (DataTree.setWatches). A watch that missed an event is not set again."""
         missed: list[Event] = []
         slices = Slices()
         for path in request.data:
