@@ -1,7 +1,7 @@
 """What the stores of znodes have in common: watches, reads of many znodes, and the greatest size of a znode.
 
 What must stay true:
-- Two equal watches are armed once, and a watch gets no data: the caller reads again.
+- Two equal watches are armed once. A watch gets no data, so the caller reads again.
 - Reads of many znodes are pipelined. A znode that does not exist is left out of the result.
 """
 
@@ -18,8 +18,8 @@ from klamm.zookeeper.messages import Stat, WatcherEvent
 
 K = TypeVar("K")
 
-# A ZooKeeper server accepts requests of 1,048,575 bytes (jute.maxbuffer), including headers. Znodes that brokers create
-# stay smaller, so that a few hundred partitions at a time of the largest topic can be reassigned.
+# A ZooKeeper server accepts requests of 1,048,575 bytes (jute.maxbuffer), including headers. Brokers create smaller
+# znodes, so that a few hundred partitions of the largest topic can be reassigned at a time.
 MAX_ZNODE_BYTES = 1_000_000
 MAX_REASSIGNED_ZNODE_BYTES = 1_040_000
 

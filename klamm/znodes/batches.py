@@ -8,8 +8,8 @@ What must stay true:
 - Every operation gets its own result. A multi is atomic, so when it fails on one operation, its operations are done
   one by one, each with its own check.
 - An operation larger than servers accept is not sent; its result is RequestTooLarge.
-- A batch whose answer was lost with the connection is not sent again blindly. A batch is atomic, so one of its znodes
-  shows whether it was done (`_was_done`).
+- When a lost connection has taken the answer, the batch is sent again only if it was not done. A batch is atomic, so
+  one of its znodes shows whether it was done (`_was_done`).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, Mult
 
 MAX_BATCH_OPERATIONS = 1_000
 MAX_BATCH_BYTES = 512 * 1024
-_OVERHEAD_BYTES = 64  # One operation besides its path and data: headers, lengths, the open ACL.
+_OVERHEAD_BYTES = 64  # The bytes of an operation besides its path and data: headers, lengths, the open ACL.
 
 Result = MultiResult | ZooKeeperError
 
@@ -41,10 +41,11 @@ class ControllerMoved(Exception):
 async def write(
     client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int | None = None
 ) -> list[Result]:
-    """Does the operations in order, batched and pipelined; returns each one's result or error.
+    """Does the operations in order, batched and pipelined; returns the result or error of each.
 
     `guard`: the version that /controller_epoch must have; None writes without a check. Raises ControllerMoved, and the
-    errors that end a session (SessionExpired, AuthFailed, ClientClosed). Any operation may have been done then.
+    errors that end a session (SessionExpired, AuthFailed, ClientClosed). After an error, any operation may have been
+    done.
     """
     check = [] if guard is None else [Check(CONTROLLER_EPOCH_PATH, guard)]
     answers = await asyncio.gather(
@@ -54,8 +55,8 @@ async def write(
 
 
 async def write_together(client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int) -> None:
-    """Does all of a few operations, or none of them. Raises ControllerMoved, and the error of the operation that cannot
-    be done. After ConnectionLoss the outcome is unknown."""
+    """Does all of a few operations, or none of them. Raises ControllerMoved, and the failed operation's error. After
+    ConnectionLoss the outcome is unknown."""
     try:
         await client.multi([Check(CONTROLLER_EPOCH_PATH, guard), *operations])
     except BadVersion as error:
@@ -109,7 +110,7 @@ async def _after_failure(
         if isinstance(error, BadVersion):
             raise _moved(check[0].version)
         raise error
-    if error.index is None:  # The error concerns the session or the whole request.
+    if error.index is None:  # The error is about the session or the whole request.
         raise error
     if len(operations) == 1:
         return [error_for(error.code, error.path)]  # The same error as from a single operation.
@@ -142,9 +143,9 @@ async def _was_done(client: ZooKeeperClient, operations: Sequence[MultiOperation
 
 
 async def _results_of(client: ZooKeeperClient, operations: Sequence[MultiOperation]) -> list[Result]:
-    """The multi's results, rebuilt from the znodes, which others may have changed since.
+    """The multi's results, rebuilt from the znodes. Other writers may have changed the znodes since.
 
-    The versions must be those of our write, so that our next conditional write detects such a change.
+    The returned versions must be those of our write, so that our next conditional write detects such a change.
     """
     stats = await retrying(lambda: asyncio.gather(*(client.submit_exists(operation.path) for operation in operations)))
     results: list[Result] = []

@@ -3,7 +3,7 @@
 What must stay true:
 - A configuration and the notification of its change are written in one multi, so that no broker misses a change.
 - An earlier try of the same write is recognized by its content.
-- A malformed configuration is never replaced by a change: the rest of it would be lost.
+- A change never replaces a malformed configuration: the rest of the configuration would be lost.
 """
 
 import asyncio

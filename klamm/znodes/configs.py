@@ -46,7 +46,7 @@ def user_entity(user: str | None) -> str:
 
 
 def ip_entity(ip: str | None) -> str:
-    """The entity path of an IP address, which Kafka's brokers read as it stands; None stands for the default."""
+    """The entity path of an IP address, which Kafka's brokers read unencoded; None stands for the default."""
     return f"ips/{DEFAULT_ENTITY if ip is None else ip}"
 
 
@@ -88,7 +88,7 @@ def encode_config_change(entity_path: str) -> bytes:
 
 
 def decode_config_change(name: str, data: bytes) -> str:
-    """The entity path that the notification `name` is about. Version 1 knows topics and clients only."""
+    """The entity path in the notification `name`. Version 1 has only topics and clients."""
     fields = Fields.parse(config_change_path(name), data)
     if fields.version() > 1:
         entity_path = fields.text("entity_path")

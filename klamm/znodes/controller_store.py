@@ -1,8 +1,8 @@
 """The controller's own reads and writes in ZooKeeper (the controller's part of Kafka's KafkaZkClient).
 
 What must stay true:
-- Every write but the election's is guarded: nothing is written once another controller is elected (`ControllerMoved`).
-- A write may be repeated: a znode to delete may be gone already, and a set names the version that was read.
+- Every write except the election is guarded: nothing is written once another controller is elected (`ControllerMoved`).
+- A write may be repeated: the znode of a deletion may be gone already, and a set names the version that was read.
 - A malformed znode affects only its own topic, broker or notification: it is logged and left out.
 """
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControllerNode(NamedTuple):
-    """/controller: its broker id (NO_CONTROLLER when it is malformed), and the session that owns it."""
+    """/controller: the broker id (NO_CONTROLLER when the znode is malformed), and the session that owns the znode."""
 
     broker_id: int
     session_id: int
@@ -80,9 +80,9 @@ class ControllerStore(KafkaZooKeeper):
     async def register_controller_and_increment_epoch(self, broker_id: int, now_ms: int) -> ControllerEpoch:
         """Makes this broker the controller, in one multi that only one broker can complete for an epoch.
 
-        A /controller that this session already owns is replaced. Raises ControllerMoved when another broker was faster;
-        ZnodeError when the epoch is malformed, or the last one. After a lost answer, the session and the epoch show
-        whether this election was done.
+        A /controller that this session already owns is replaced. Raises ControllerMoved when another broker was faster,
+        and ZnodeError when the epoch is malformed or the largest possible one. After a lost answer, the session and the
+        epoch show whether this election was done.
         """
         # The epoch is read first: any later election changes its version.
         current = await self._controller_epoch()
@@ -109,7 +109,7 @@ class ControllerStore(KafkaZooKeeper):
             return await self._own_election(new_epoch)
 
     async def _own_election(self, new_epoch: int) -> ControllerEpoch:
-        """The election that this session won with this epoch. Raises ControllerMoved if it did not win."""
+        """The epoch that this session won the election with. Raises ControllerMoved if it did not win."""
         node = await self.controller()
         if node is not None and node.session_id == self.client.session_id:
             found = await self._controller_epoch()
@@ -127,7 +127,7 @@ class ControllerStore(KafkaZooKeeper):
                 await self._create_unless_there(cluster.CONTROLLER_EPOCH_PATH, first)
 
     async def delete_controller(self, guard: int) -> None:
-        """Gives the controllership up, so that the brokers elect a new controller."""
+        """Resigns as controller, so that the brokers elect a new one."""
         await self._delete_all([cluster.CONTROLLER_PATH], guard)
 
     # -- brokers and features ---------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class ControllerStore(KafkaZooKeeper):
     async def watched_broker(
         self, broker_id: int, on_modification: Callable[[int], None]
     ) -> "LiveBroker | ZnodeError | None":
-        """One broker, as in `live_brokers`; None if it is gone, the error if its znode is malformed."""
+        """A live broker, as in `live_brokers`; None if it is gone, the error if its znode is malformed."""
         found = await get_all(self.client, {broker_id: brokers.broker_path(broker_id)}, on_modification)
         if broker_id not in found:
             return None
@@ -230,7 +230,7 @@ class ControllerStore(KafkaZooKeeper):
         return result
 
     async def update_topic_assignment(self, topic: str, assignment: TopicAssignment, guard: int) -> bool:
-        """Replaces a topic's assignment; False when it has changed, or gone, since `zk_version` was read."""
+        """Replaces a topic's assignment; False when it was changed or deleted after `zk_version` was read."""
         write = SetData(topics.topic_path(topic), assignment.encode(), assignment.zk_version)
         return not await self._write_unless([write], guard, (NoNode, BadVersion))
 
@@ -250,7 +250,7 @@ class ControllerStore(KafkaZooKeeper):
     async def _update_topics(
         self, names: Sequence[str], changes: Mapping[str, Mapping[int, Reassigned]], guard: int
     ) -> set[str]:
-        """As `update_partition_assignments`, for these of the topics."""
+        """Like `update_partition_assignments`, for some of the topics."""
         gone: set[str] = set()
         pending = list(names)
         while pending:
@@ -275,8 +275,8 @@ class ControllerStore(KafkaZooKeeper):
         """Removes a topic: first the znodes below the topic's znode; then that znode, the configuration and the mark
         for deletion, in one multi.
 
-        A mark without its topic, left by a controller that died, would delete the next topic of that name. While the
-        topic's znode exists, no such topic can be created, so everything removed here belongs to the old topic.
+        If a controller died and left a mark without its topic, the mark would delete the next topic of that name. While
+        the topic's znode exists, no such topic can be created, so all removed znodes belong to the old topic.
         """
         last = {
             configs.config_path(configs.topic_entity(topic)): None,
@@ -295,7 +295,7 @@ class ControllerStore(KafkaZooKeeper):
                     raise
                 del last[error.path]
             except NotEmpty:
-                continue  # A znode was created below one of them meanwhile.
+                continue  # A znode was created below one of these znodes meanwhile.
             except ConnectionLoss:
                 if stat is not None and await self._is_gone(path, stat.czxid):
                     return  # The multi was done; another topic of that name may exist already.
@@ -391,7 +391,7 @@ class ControllerStore(KafkaZooKeeper):
         return await retrying(self.client.children, requests.ISR_CHANGES_PATH, notice(watch))
 
     async def isr_change_partitions(self, names: Sequence[str]) -> list[PartitionKey]:
-        """The partitions that these notifications are about, each once."""
+        """The partitions in these notifications, each once."""
         found = await get_all(self.client, {name: f"{requests.ISR_CHANGES_PATH}/{name}" for name in names})
         partitions: dict[PartitionKey, None] = {}
         for name, (data, _) in found.items():
@@ -410,7 +410,7 @@ class ControllerStore(KafkaZooKeeper):
         return await retrying(self.client.children, requests.LOG_DIR_EVENTS_PATH, notice(watch))
 
     async def log_dir_event_brokers(self, names: Sequence[str]) -> list[int]:
-        """The brokers that these notifications are about, ascending."""
+        """The brokers in these notifications, ascending."""
         found = await get_all(self.client, {name: f"{requests.LOG_DIR_EVENTS_PATH}/{name}" for name in names})
         ids = set()
         for name, (data, _) in found.items():
@@ -426,7 +426,7 @@ class ControllerStore(KafkaZooKeeper):
     # -- the same for all -------------------------------------------------------------------------------------------
 
     async def _delete_all(self, paths: Sequence[str], guard: int) -> bool:
-        """Deletes the znodes that exist. Returns whether one was left because it has children."""
+        """Deletes the znodes that exist. Returns whether a znode was left because it has children."""
 
         async def delete(piece: Sequence[str]) -> bool:
             return await self._write_unless([Delete(path) for path in piece], guard, (NotEmpty,), ignored=(NoNode,))

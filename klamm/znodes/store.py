@@ -1,13 +1,13 @@
-"""A broker's reads and writes in ZooKeeper, typed: Kafka's znodes over one client session. `config_store.py` has the
-configurations, `controller_store.py` what only the controller reads and writes. Each other read and write is a method
-here, so the module is long.
+"""A broker's typed reads and writes in ZooKeeper: Kafka's znodes over one client session. `config_store.py` has the
+configurations, and `controller_store.py` the reads and writes of the controller alone. Every other read and write is a
+method here, so the module is long.
 
 What must stay true:
 - A read is repeated after a lost connection. A write is repeated only if doing it twice does no harm, or if the outcome
   of the first try can be determined: each method says how.
 - A watch is set before the data is read, and its callback gets no data: the caller reads again.
-- A read shows what this session's server knows, which may be older than what other brokers know. A caller that reads
-  because of another broker's message calls `sync` first. docs/architecture.md lists these reads.
+- A read shows the state of this session's server, which may be older than what other brokers have read. A caller that
+  reads because of another broker's message calls `sync` first. docs/architecture.md lists these reads.
 - Reads of many znodes are pipelined. A znode that does not exist is left out of the result. The assignments of very
   many partitions are decoded in slices, so that the loop does other work in between.
 
@@ -60,9 +60,9 @@ K = TypeVar("K")
 PRODUCER_ID_BLOCK_SIZE = 1000
 # This many partitions fit into a znode even with the longest topic names.
 MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
-# How many of its own session's time-outs a broker waits for the end of a former session.
+# A broker waits this many session time-outs for the end of a former session.
 EXPIRIES_WAITED_FOR = 3
-# The assignments of this many partitions are decoded or encoded in some milliseconds.
+# Decoding or encoding the assignments of this many partitions takes some milliseconds.
 PARTITIONS_PER_SLICE = 1_000
 
 
@@ -82,7 +82,7 @@ def _id_taken(broker_id: int, session_id: int) -> KafkaError:
 
 
 class EpochsUsedUp(BadArguments):
-    """The state of a partition is not written, because no request or broker could read its leader epoch."""
+    """A partition's state was not written, because its leader epoch is too large for requests and brokers."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
@@ -98,7 +98,7 @@ class KafkaZooKeeper:
     def __init__(self, client: ZooKeeperClient) -> None:
         self.client = client
         self.configs = ConfigStore(client)
-        # What is wrong with the znodes of brokers. A page reads them every second: each fault is logged once.
+        # The faults of brokers' znodes. A page reads the brokers every second, and each fault is logged once.
         self._malformed_brokers: dict[int, str] = {}
 
     async def sync(self) -> None:
@@ -147,8 +147,8 @@ class KafkaZooKeeper:
         return broker_id
 
     async def wait_for_expiry(self, broker_id: int, session_ids: Sequence[int]) -> None:
-        """Returns once none of these dead sessions owns the broker's registration: at once, or when the session has
-        expired. Raises KafkaError DUPLICATE_BROKER_REGISTRATION if it does not expire in time."""
+        """Waits until none of these dead sessions owns the broker's registration. Raises KafkaError
+        DUPLICATE_BROKER_REGISTRATION if the owner does not expire in time."""
         path = brokers.broker_path(broker_id)
         owner = None
         try:
@@ -179,7 +179,7 @@ class KafkaZooKeeper:
         broker dies.
         """
         path = brokers.broker_path(registration.broker_id)
-        # Two operations, so that the znode's version is 1, as Kafka's brokers leave it.
+        # Two operations, so that the znode's version is 1, like that of Kafka's brokers.
         operations: list[MultiOperation] = [
             Create(path, None, OPEN_ACL, CreateMode.EPHEMERAL),
             SetData(path, registration.encode(), 0),
@@ -241,8 +241,7 @@ class KafkaZooKeeper:
         on_change: Callable[[], None] | None = None,
         on_modification: Callable[[int], None] | None = None,
     ) -> dict[int, LiveBroker]:
-        """All live brokers by id, ascending. A broker with a malformed znode is left out, and logged when it was not
-        malformed in the same way at the last look.
+        """All live brokers by id, ascending. A broker with a malformed znode is left out, and a new fault is logged.
 
         `on_change` is called once when a broker comes or goes, `on_modification(broker_id)` once when a broker's
         registration changes.
@@ -274,7 +273,7 @@ class KafkaZooKeeper:
             return None
 
     async def readable_finalized_features(self, watch: Callable[[], None] | None = None) -> FinalizedFeatures | None:
-        """As `finalized_features`, for a caller that changes them: raises ZnodeError when the znode is malformed."""
+        """Like `finalized_features`, for a caller that changes them: raises ZnodeError when the znode is malformed."""
         if await retrying(self.client.exists, cluster.FEATURE_PATH, notice(watch)) is None:
             return None
         try:
@@ -327,8 +326,8 @@ class KafkaZooKeeper:
         return TopicAssignment.decode(topic, data, stat.version)
 
     async def topic_ids(self, names: Sequence[str]) -> dict[str, UUID | None]:
-        """The ids of those topics that exist; None for a topic without an id, or with a malformed znode. Syncs first,
-        so that no id is of a topic that was deleted before the call."""
+        """The ids of the topics that exist; None for a topic without an id, or with a malformed znode. Syncs first, so
+        that no id belongs to a topic that was deleted before the call."""
         await self.sync()
         ids: dict[str, UUID | None] = {}
         for topic, (data, _) in (await get_all(self.client, {name: topics.topic_path(name) for name in names})).items():
@@ -341,7 +340,7 @@ class KafkaZooKeeper:
 
     @property
     def malformed_brokers(self) -> Mapping[int, str]:
-        """The brokers that the last look at the live ones has left out, and why."""
+        """The brokers that the last `live_brokers` left out, and why."""
         return self._malformed_brokers
 
     async def topic_assignments(
@@ -373,11 +372,11 @@ class KafkaZooKeeper:
     async def create_topic(
         self, topic: str, replicas: Replicas, topic_id: UUID | None, config: Mapping[str, str]
     ) -> None:
-        """Creates a topic's configuration and the topic. KafkaErrors TOPIC_ALREADY_EXISTS, and INVALID_REQUEST when
-        they are too large for ZooKeeper.
+        """Creates a topic and its configuration. KafkaErrors TOPIC_ALREADY_EXISTS, and INVALID_REQUEST when they are
+        too large for ZooKeeper.
 
-        Both in one multi, so that a creation that loses the race does not leave its configuration behind. Safe to
-        repeat: a topic with exactly this content, `topic_id` included, is the one created by the first try.
+        One multi creates both, so that a creation that loses a race does not leave its configuration behind. Safe to
+        repeat: a topic with exactly this content, `topic_id` included, was created by the first try.
         """
         assignment = TopicAssignment({partition: tuple(ids) for partition, ids in replicas.items()}, topic_id)
         create = Create(topics.topic_path(topic), assignment.encode())
@@ -390,7 +389,7 @@ class KafkaZooKeeper:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic}' already exists.") from None
 
     async def add_partitions(self, topic: str, replicas: Replicas) -> None:
-        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when one of these
+        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when a partition
         exists with other replicas, and INVALID_REQUEST when the result is too large for ZooKeeper. Safe to repeat."""
         while True:
             existing = await self.topic_assignment(topic)
@@ -412,9 +411,9 @@ class KafkaZooKeeper:
     async def mark_topic_for_deletion(self, topic: str) -> None:
         """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat.
 
-        One multi, because a mark that outlives its topic would delete the next topic of that name. The multi also sees
-        a topic that this session's server does not know yet. After a lost answer the mark is not set on a younger topic
-        of that name: the topic that was to be deleted is gone.
+        One multi checks the topic and sets the mark, because a mark that outlives its topic would delete the next topic
+        of that name. The multi also sees a topic that this session's server does not know yet. If the answer is lost
+        and the topic is gone, no mark is set on a younger topic of that name.
         """
         path = topics.topic_path(topic)
         operations: list[MultiOperation] = [Check(path, -1), Create(requests.delete_topic_path(topic), None)]
@@ -435,7 +434,7 @@ class KafkaZooKeeper:
                     return
 
     async def _is_gone(self, path: str, czxid: int) -> bool:
-        """Whether the znode that this transaction created is gone."""
+        """Whether the znode that the transaction `czxid` created is gone."""
         await self.sync()
         stat = await retrying(self.client.exists, path)
         return stat is None or stat.czxid != czxid
@@ -455,8 +454,8 @@ class KafkaZooKeeper:
         return requests.decode_reassignment(data)
 
     async def request_reassignment(self, replicas: Mapping[PartitionKey, Sequence[int]]) -> None:
-        """Asks the controller to move partitions. KafkaErrors REASSIGNMENT_IN_PROGRESS while an earlier list is not
-        done, and INVALID_REQUEST when the list is too large for ZooKeeper. An earlier try of the same write is
+        """Asks the controller to reassign partitions. KafkaErrors REASSIGNMENT_IN_PROGRESS while an earlier request is
+        not done, and INVALID_REQUEST when the request is too large for ZooKeeper. An earlier try of the same write is
         recognized by its content."""
         data = requests.encode_reassignment(replicas)
         check_size(requests.REASSIGN_PARTITIONS_PATH, len(data))
@@ -470,11 +469,11 @@ class KafkaZooKeeper:
                 ) from None
 
     async def start_preferred_replica_election(self, partitions: Sequence[PartitionKey]) -> list[PartitionKey] | None:
-        """Asks the controller to elect the preferred leaders of these partitions. Another election that is in progress
-        stays: then its partitions are returned, and this one is not started.
+        """Asks the controller to elect the preferred leaders of these partitions, and returns None. If another election
+        is in progress, starts none and returns the partitions of that election.
 
-        KafkaError INVALID_REQUEST when they are too many for a znode. After a lost connection an election of the same
-        partitions is the one created by the first try.
+        KafkaError INVALID_REQUEST when the partitions are too many for a znode. After a lost connection, an election of
+        the same partitions was created by the first try.
         """
         path = requests.PREFERRED_REPLICA_ELECTION_PATH
         data = requests.encode_partitions(partitions)
@@ -492,7 +491,7 @@ class KafkaZooKeeper:
                     return None if is_repeated and stored == data else requests.decode_partitions(path, stored)
 
     async def preferred_replica_election_ended(self) -> None:
-        """Returns when the controller has removed the znode of the election, and so has carried it out."""
+        """Returns when the controller has carried out the election, and so has removed its znode."""
         while True:
             has_changed = asyncio.Event()
             path = requests.PREFERRED_REPLICA_ELECTION_PATH
@@ -520,8 +519,8 @@ class KafkaZooKeeper:
     async def update_partition_states(
         self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
     ) -> dict[PartitionKey, "int | ZooKeeperError"]:
-        """Writes each state if its znode has the version `zk_version`. Returns the new version, or the error, of each:
-        `EpochsUsedUp` without a write.
+        """Writes each state if its znode has the version `zk_version`. Returns the new version or the error of each;
+        `EpochsUsedUp` means that the state was not written.
 
         `guard` is the version that /controller_epoch must have. Raises `batches.ControllerMoved`.
         """
@@ -533,9 +532,10 @@ class KafkaZooKeeper:
         return {**{key: _version(result) for key, result in zip(legal, results, strict=True)}, **used_up}
 
     async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
-        """Writes states for leaders before 2.7, which change their ISRs themselves: each if its znode has `zk_version`.
+        """Writes states of leaders before 2.7, which change their ISRs themselves. Writes a state if its znode has the
+        version `zk_version`.
 
-        Returns the new version of each state that was written. Other states were changed by another writer or deleted.
+        Returns the new version of each written state. Another writer has changed or deleted the other states.
         An earlier try of the same write is recognized by its content.
         """
         # To ZooKeeper, -1 means any version.
@@ -563,7 +563,8 @@ class KafkaZooKeeper:
     async def create_partition_states(
         self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
     ) -> dict[PartitionKey, "int | ZooKeeperError"]:
-        """Creates each state's znode and the two znodes above it; as `update_partition_states`. NodeExists, NoNode."""
+        """Creates each state's znode and the two znodes above it. Returns and raises like `update_partition_states`;
+        the errors are NodeExists and NoNode."""
         names = dict.fromkeys(topic for topic, _ in states)
         parents: list[MultiOperation] = [Create(topics.partitions_path(topic), None) for topic in names]
         above = await batches.write(self.client, parents, guard)
@@ -577,7 +578,7 @@ class KafkaZooKeeper:
         return {key: _version(result) for key, result in zip(states, results, strict=True)}
 
     async def _write_config_and(self, path: str, config: Mapping[str, str], also: Create) -> None:
-        """Sets or creates a configuration and does `also`, both or neither. Raises the errors of `also`."""
+        """Sets or creates a configuration and does `also`, in one multi. Raises the errors of `also`."""
         data = configs.encode_config(config)
         exists = False
         while True:

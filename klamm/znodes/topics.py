@@ -26,7 +26,7 @@ _LEGAL_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{MAX_TOPIC_NAME_LENGTH}}}")
 
 
 def is_legal_topic_name(name: str) -> bool:
-    """Whether a client may create a topic of this name. Other names may not even be valid for a directory."""
+    """Whether a client may create a topic of this name. Other names may be invalid even for a directory."""
     return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -50,8 +50,8 @@ def partition_state_path(topic: str, partition: int) -> str:
 class TopicAssignment:
     """/brokers/topics/T: the replicas of each partition, the preferred leader first.
 
-    `adding_replicas` and `removing_replicas` name only partitions under reassignment. `topic_id` is None when the topic
-    was made by a broker older than 2.8. `zk_version` is the znode's version at the read and not part of its content.
+    `adding_replicas` and `removing_replicas` name only partitions under reassignment. `topic_id` is None when a broker
+    older than 2.8 created the topic. `zk_version` is the znode's version at the read and not part of its content.
     """
 
     partitions: Replicas

@@ -1,12 +1,12 @@
-"""Follows the znodes that say what a cluster is: brokers, controller, topics, partitions and topics to be deleted.
+"""Follows the znodes of a cluster's state: brokers, controller, topics, partitions and topics to be deleted.
 
 A `ZnodeWatch` has a session of its own. It registers a watch on each znode, reads the znode again when the watch fires,
-and tells of it when its version is another one. Versions that follow each other within a read are told as one.
+and reports a new version to `seen`. Versions that follow each other within a read are reported as one.
 
 What must stay true:
-- What any client could read before `catch_up` was called has been told when `catch_up` returns.
-- A lost connection or session loses no state, only versions in between: everything is then read again and compared.
-- A topic is told before its partitions. A partition's state is told again after its topic was made anew.
+- When `catch_up` returns, every version that any client could read before the call has been reported.
+- A lost connection or session loses no state, only versions in between: all znodes are then read again and compared.
+- A topic is reported before its partitions. After a topic was created anew, its partitions' states are reported again.
 - Only the znodes of `is_cluster_state` are read: neither configurations nor credentials.
 """
 
@@ -40,7 +40,7 @@ Read = Callable[[], Awaitable[None]]
 
 
 class Znode(NamedTuple):
-    """One version of a znode. `data` is None when the znode does not exist (any longer)."""
+    """One version of a znode. `data` is None when the znode was deleted."""
 
     path: str
     data: bytes | None
@@ -82,23 +82,23 @@ class ZnodeWatch:
         self._client: ZooKeeperClient | None = None
         self._seen = seen
         self._working: asyncio.Task[None] | None = None
-        # How each watched znode is read, and those to read now.
+        # How each watched znode is read, and the znodes to read now.
         self._reads: dict[str, Read] = {}
         self._changed: dict[str, None] = {}
         self._has_changed = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._failure: BaseException | None = None
-        # (czxid, mzxid) of what was told last of each znode that exists; the number of each topic's partitions.
+        # (czxid, mzxid) of the last reported version of each existing znode; the number of each topic's partitions.
         self._told: dict[str, tuple[int, int]] = {}
         self._partitions: dict[str, int] = {}
 
     async def start(self) -> None:
-        """Returns when the present state has been told. Raises ZooKeeperError."""
+        """Returns when the present state has been reported. Raises ZooKeeperError."""
         self._working = start_task(self._work(), self._failed)
         await self._idle()
 
     async def catch_up(self) -> None:
-        """Returns when everything that has been written is told. Waits for a ZooKeeper that does not answer.
+        """Returns when all earlier writes have been reported. Waits for a ZooKeeper that does not answer.
 
         Raises ZooKeeperError.
         """
@@ -157,7 +157,7 @@ class ZnodeWatch:
                 continue
 
     def _watch(self, path: str, read: Read) -> None:
-        """From now on `read` runs when the znode may have changed, and soon for the first time."""
+        """Watches a znode: `read` runs soon, and again whenever the znode may have changed."""
         if path not in self._reads:
             self._reads[path] = read
             self._mark(path)
@@ -169,7 +169,7 @@ class ZnodeWatch:
             self._has_changed.set()
 
     async def _read_changed(self) -> None:
-        """Reads all znodes that may have changed, and waits for the next one. Raises SessionExpired."""
+        """Reads all znodes that may have changed, and waits for the next change. Raises SessionExpired."""
         while self._changed:
             paths = list(self._changed)[:READS]
             for path in paths:
@@ -186,7 +186,7 @@ class ZnodeWatch:
             await read()
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
-        """A znode, or None if it does not exist. Its next change is noticed."""
+        """A znode, or None if it does not exist. Leaves a watch for its next change."""
         assert self._client is not None
         watch = notice(self._mark, path)
         while await retrying(self._client.exists, path, watch) is not None:
@@ -201,12 +201,12 @@ class ZnodeWatch:
         try:
             return await retrying(self._client.children, path, notice(self._mark, path))
         except NoNode:
-            # Another cluster's ZooKeeper may lose its znodes. They are looked for until they are back.
+            # Another cluster's ZooKeeper may lose its znodes. The watch fires when they are back.
             await retrying(self._client.exists, path, notice(self._mark, path))
             return []
 
     def _tell(self, path: str, found: tuple[bytes, Stat] | None) -> None:
-        """Tells of a version, unless it is the one that was told last."""
+        """Reports a version, unless it was the last one reported."""
         before = self._told.get(path)
         if found is None:
             if before is not None:
@@ -217,7 +217,7 @@ class ZnodeWatch:
         if before == (stat.czxid, stat.mzxid):
             return
         if before is not None and before[0] != stat.czxid:
-            self._seen(Znode(path, None))  # It was deleted and made anew between two reads.
+            self._seen(Znode(path, None))  # The znode was deleted and created anew between two reads.
         self._told[path] = (stat.czxid, stat.mzxid)
         self._seen(Znode(path, data, stat.czxid, stat.mzxid, stat.version))
 
@@ -227,7 +227,8 @@ class ZnodeWatch:
         self._tell(path, await self._get(path))
 
     async def _read_controller(self) -> None:
-        # An elected controller writes both in one transaction. The epoch is read last, so it is never the older one.
+        # An elected controller writes both in one transaction. The epoch is read last, so it is never the older of
+        # both.
         controller, epoch = await self._get(CONTROLLER_PATH), await self._get(CONTROLLER_EPOCH_PATH)
         self._tell(CONTROLLER_EPOCH_PATH, epoch)
         self._tell(CONTROLLER_PATH, controller)
@@ -246,7 +247,7 @@ class ZnodeWatch:
         found = await self._get(path)
         self._tell(path, found)
         if found is None:
-            # A znode of that name is found again in the list of children.
+            # The list of children shows when a znode of that name exists again.
             self._reads.pop(path, None)
 
     async def _read_topics(self) -> None:
