@@ -12,9 +12,8 @@
 | `plain_kernel`, `compiled_kernel` | the loops over records: in Python, and compiled for the worker process |
 | `compiled_checksum` | CRC-32C for the compiled loops |
 
-`storage/log` has what the log does for it: `job` is what goes into a cleaning and comes out of it, `cleaning` puts the
-finished segments into the place of the old ones, `swap` has the renames, and `log_loader` finishes what a death has
-interrupted.
+`storage/log` has the log's part: `job` has the input and the result of a cleaning, `cleaning` replaces the old segments
+by the finished ones, `swap` has the renames, and `log_loader` finishes an interrupted swap.
 
 Source: kafka.log.LogCleaner, SkimpyOffsetMap, org.apache.kafka.common.record.MemoryRecords (filterTo).
 """

@@ -1,7 +1,7 @@
 """Reads a segment's log file in windows of whole batches.
 
-What must stay true: a batch is taken from a window only with the right checksum, and a batch that is larger than a
-window is read as a whole: a window grows to the size of its first batch.
+What must stay true: a batch is taken from a window only with the right checksum. A window grows to the size of its
+first batch, so a batch that is larger than a window is read as a whole.
 """
 
 from types import TracebackType
@@ -54,7 +54,7 @@ class BatchReader:
         return memoryview(data)
 
     def batch(self, window: memoryview, at: int) -> ReadBatch | None:
-        """The batch at position `at` of the window; None where the window ends before the batch does."""
+        """The batch at position `at` of the window; None if the window ends within the batch."""
         left_bytes = self._end - self._position - at
         if left_bytes == 0 or len(window) - at < min(HEADER_SIZE_BYTES, left_bytes):
             return None

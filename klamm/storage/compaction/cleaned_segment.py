@@ -1,7 +1,7 @@
 """The files of a new segment while the cleaner writes them; their names end with `.cleaned`.
 
 What must stay true: when `finish` returns, all files are on the disk, with their indexes, so that the broker only has
-to rename them. A file that a cleaning leaves behind when it dies is removed by the next cleaning, or by the next start.
+to rename them. If a cleaning dies, the next cleaning or the next start removes its files.
 
 Source: kafka.log.Cleaner.cleanSegments, LogSegment.append.
 """
@@ -29,7 +29,7 @@ _WRITTEN_AT_ONCE_BYTES = 512 * 1024
 
 
 class IndexPoint(NamedTuple):
-    """An entry of the offset index, and the largest timestamp up to there with the last offset of its batch."""
+    """An entry of the offset index, and the largest timestamp up to that entry with the last offset of its batch."""
 
     last_offset: int
     position: int
@@ -81,14 +81,14 @@ class CleanedSegment:
 
     @property
     def index_state(self) -> tuple[int, int, int, int, int]:
-        """What a kernel needs to add batches as `append` does: index.interval.bytes, the bytes since the last index
-        entry, the size of the segment, and its largest timestamp with the last offset of its batch."""
+        """A kernel needs these values to add batches as `append` does: index.interval.bytes, the bytes since the last
+        index entry, the size of the segment, and its largest timestamp with the last offset of that batch."""
         return self._index_interval_bytes, self._bytes_since_index_entry, self.size_bytes, *self._largest
 
     def append_run(
         self, batches: memoryview, points: Iterable[IndexPoint], bytes_since_index_entry: int, largest: Entry
     ) -> None:
-        """Adds batches with their index entries, and the later values of `index_state`. The bytes may change later."""
+        """Adds batches with their index entries, and the new values of `index_state`. The bytes may change later."""
         for point in points:
             self._add_index_point(point)
         self._bytes_since_index_entry = bytes_since_index_entry
@@ -148,7 +148,7 @@ class CleanedSegment:
             file.close()
 
     def close(self) -> None:
-        """Closes the log file; what is unfinished stays so."""
+        """Closes the log file. An unfinished segment stays unfinished."""
         self._file.close()
 
 

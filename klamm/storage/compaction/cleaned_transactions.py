@@ -1,8 +1,8 @@
-"""The transactions of a log, as a walk through its batches meets them: which batches are aborted, and which markers may
-leave the log.
+"""The transactions of a log in the order of its batches: which batches are aborted, and which markers may leave the
+log.
 
 What must stay true:
-- A marker stays until a walk has met no batch of its transaction: without it the transaction would seem to be open.
+- A marker stays until a walk finds no batch of its transaction: without the marker the transaction would look open.
 - The index of the new segments names each aborted transaction whose marker stays.
 
 Source: kafka.log.CleanedTransactionMetadata.
@@ -16,12 +16,12 @@ from klamm.storage.segments.transaction_index import AbortedTransaction
 
 
 class CleanedTransactions:
-    """One walk, from the first batch to the last."""
+    """One walk through the log, from the first batch to the last."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
-        # The last one first, so that the next one is taken from the end.
+        # In descending order, so that the next transaction is taken from the end.
         self._coming = sorted(aborted, key=lambda transaction: transaction.first_offset, reverse=True)
-        # The aborted transaction that each producer has open, and whether the walk has met a batch of it.
+        # The open aborted transaction of each producer, and the producers whose transaction has had a batch.
         self._aborted: dict[int, AbortedTransaction] = {}
         self._met: set[int] = set()
         # The producers with a batch of a transaction that is not aborted.
@@ -40,8 +40,8 @@ class CleanedTransactions:
         return False
 
     def end(self, header: BatchHeader, kind: int | None) -> tuple[bool, AbortedTransaction | None]:
-        """For a control batch with a marker of this kind, or with None when it is empty: (whether no record needs it,
-        the aborted transaction to be named in the index)."""
+        """For a control batch with a marker of this kind (None: the batch is empty). Returns (whether no record needs
+        the marker, the aborted transaction for the index)."""
         self._begin_up_to(header.last_offset)
         producer_id = header.producer_id
         if kind is None:

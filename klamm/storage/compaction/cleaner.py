@@ -1,25 +1,25 @@
-"""Cleans one log: keeps the last record of each key, drops the others, and writes what stays into new segments.
+"""Cleans one log: keeps the last record of each key, drops the others, and writes the kept records into new segments.
 
 Two passes. The first reads the dirty records and puts the last offset of each key into the offset map. The second reads
-every segment, from the log's first on, and writes what stays. A record stays if
+every segment, from the log's first on, and writes the records that stay. A record stays if
 - it is above the last offset in the map, or
 - it has a key, no later record in the map has the same key, and it has a value or its segment is too young to lose
   tombstones.
 
-A compressed batch in which no key has its last offset is dropped unread: it was read in the first pass.
+A compressed batch in which no key has its last offset is dropped without a second read.
 
 When the map is full, the first pass ends within a segment, and the rest of the log stays dirty; each cleaning makes
 progress, because the map has room for a key.
 
-What else stays:
-- The last batch of each active producer, without its records if need be: the producer's sequence number is there.
+These stay, too:
+- The last batch of each active producer, perhaps without its records: it has the producer's sequence number.
 - A marker, as long as a batch of its transaction was in the log before this cleaning, or its segment is too young.
 Batches of aborted transactions leave the log.
 
 What must stay true:
-- The work reads the log's files and writes only `.cleaned` files, so that it can be given up at any moment.
-- Nothing is decided by damaged bytes: each batch's checksum is verified when it is read. The checksum does not cover
-  the base offset, so each batch must also lie behind the one before it and within its segment. A damaged log is not
+- The work reads the log's files and writes only `.cleaned` files, so that it can be abandoned at any moment.
+- Damaged bytes decide nothing: each batch's checksum is verified when the batch is read. The checksum does not cover
+  the base offset, so each batch must also follow the one before it and lie within its segment. A damaged log is not
   cleaned.
 - A control batch stays or leaves as a whole. (Kafka 2.8.2 drops a marker if its key is also the key of a later record.)
 
@@ -58,7 +58,7 @@ from klamm.storage.segments.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_
 from klamm.storage.segments.transaction_index import unpack_entries
 
 _STEP_BYTES = 1024 * 1024
-# The plain kernel cleans a smaller log in less time than numba takes to load, and without its hundred megabytes.
+# The plain kernel cleans a smaller log in less time than numba takes to load, and without numba's hundred megabytes.
 COMPILED_FROM_BYTES = 4 * 1024 * 1024
 _BODY_ROOM_BYTES = 256 * 1024
 _UNKNOWN_MARKER = -1
@@ -70,9 +70,9 @@ KernelType = Callable[[CleaningJob, MapSize, CleaningStatistics], Kernel]
 def clean(job: CleaningJob, file_system: FileSystem, kernel_type: KernelType = PlainKernel) -> CleaningSteps:
     """Does the work of `job` in steps of about a megabyte.
 
-    Raises OSError; KafkaError where the log is damaged or has messages of an old format: such a log cannot be cleaned;
-    ValueError when the offset map would have no room for a key. When the work ends otherwise than with a result, it
-    removes the files that it has written.
+    Raises OSError; KafkaError where the log is damaged or has messages of an old format, so that it cannot be cleaned;
+    ValueError when the offset map has no room for a key. Without a result, the work removes the files that it has
+    written.
     """
     remove_cleaned_files(file_system, job.directory)
     try:
@@ -84,7 +84,7 @@ def clean(job: CleaningJob, file_system: FileSystem, kernel_type: KernelType = P
 
 
 def kernel_for(job: CleaningJob) -> KernelType:
-    """The kernel that is done first in a new process."""
+    """The kernel that finishes this job sooner in a new process."""
     size_bytes = sum(segment.size_bytes for segment in job.segments)
     return fastest_kernel() if size_bytes >= COMPILED_FROM_BYTES else PlainKernel
 
@@ -143,14 +143,14 @@ class _Cleaning:
 
     def _fill_map(self) -> Generator[CleaningProgress, None, None]:
         job = self._job
-        # A transaction whose marker this pass does not meet must not begin here.
+        # Leaves out transactions that end before the dirty records: this pass would not find their markers.
         transactions = CleanedTransactions(each for each in self._aborted if each.last_offset >= job.first_dirty_offset)
         for segment in job.segments:
             end_offset = self._ends[segment]
             if end_offset > job.first_dirty_offset:
                 if not (yield from self._fill_from(segment, transactions)):
                     return
-                # Behind the last batch may be a gap.
+                # There may be a gap after the last batch.
                 self._kernel.latest_offset = end_offset - 1
 
     def _fill_from(
@@ -209,7 +209,7 @@ class _Cleaning:
         self, sources: Sequence[SourceSegment], transactions: CleanedTransactions
     ) -> Generator[CleaningProgress, None, CleanedGroup]:
         job = self._job
-        # The broker may have died while the last segment was synced. Then the next broker's cleaning owns these names.
+        # The broker may have died during the last sync. Then the cleaning of the restarted broker owns these names.
         yield CleaningProgress(0, False)
         cleaned = CleanedSegment(
             self._file_system,
@@ -264,7 +264,7 @@ class _Cleaning:
         cleaned: CleanedSegment,
         retains_deletes: bool,
     ) -> tuple[bytearray | bytes, int] | None:
-        """(the batch with what stays of it, its largest timestamp), or None if it leaves the log."""
+        """(the batch with its remaining records, its largest timestamp), or None if the batch leaves the log."""
         header, statistics = batch.header, self._statistics
         if header.is_control:
             is_needless, aborted = transactions.end(header, _marker_kind(batch))
@@ -291,7 +291,7 @@ class _Cleaning:
         return None
 
     def _is_superseded(self, header: BatchHeader) -> bool:
-        """Whether the first pass has told that no record of a compressed batch stays."""
+        """Whether the first pass has shown that no record of a compressed batch stays."""
         return (
             header.codec != CompressionType.NONE
             and header.base_offset >= self._job.first_dirty_offset
@@ -316,7 +316,7 @@ class _Cleaning:
         return BatchReader(self._file_system, self._path(segment, LOG_SUFFIX), segment.size_bytes)
 
     def _next_batch(self, reader: BatchReader, window: memoryview, at: int) -> ReadBatch | None:
-        """As `BatchReader.batch`. Raises KafkaError where the offsets are out of order."""
+        """Like `BatchReader.batch`. Raises KafkaError where the offsets are out of order."""
         batch = reader.batch(window, at)
         if batch is not None:
             header, kernel = batch.header, self._kernel
@@ -329,7 +329,7 @@ class _Cleaning:
         return batch
 
     def _body(self, batch: ReadBatch) -> memoryview:
-        """The uncompressed records, until the next call."""
+        """The uncompressed records, valid until the next call."""
         codec, data = batch.header.codec, batch.data[HEADER_SIZE_BYTES:]
         if codec == CompressionType.NONE:
             return data

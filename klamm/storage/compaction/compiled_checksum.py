@@ -1,7 +1,7 @@
 """CRC-32C for loops that numba compiles: by the processor's instruction on x86-64, elsewhere by tables.
 
 For a batch of 16 KB the instruction takes a quarter of the tables' time. Numba's cache on disk belongs to one processor
-model, so code with the instruction is not loaded where it is missing.
+model, so a processor without the instruction never loads code with it.
 
 Importing this module imports numba.
 """
@@ -61,7 +61,7 @@ def checksum_by_table(data: Any, position: int, end: int, table: Any) -> Any:
 
 @inlined
 def checksum_by_instruction(data: Any, position: int, end: int, _table: Any) -> Any:
-    """As `checksum_by_table`."""
+    """Like `checksum_by_table`."""
     crc = np.uint64(0xFFFFFFFF)
     while end - position >= 8:
         crc = _after_eight_bytes(crc, data, position)

@@ -147,13 +147,14 @@ def _array(data: bytes | memoryview) -> Any:
 
 
 def _is_plain(window: memoryview, at: int) -> bool:
-    """Whether a run may begin there. It saves the call of a compiled function, which takes as long as many records."""
+    """Whether a run may begin there. This check saves the call of a compiled function, which costs as much as many
+    records."""
     attributes_at = at + loops.ATTRIBUTES_AT
     return attributes_at < len(window) and not window[attributes_at] & loops.NOT_PLAIN
 
 
 def _error_of(body: bytes | memoryview, header: BatchHeader) -> KafkaError:
-    """What the plain code says about records that the compiled code has refused."""
+    """The plain code's error for records that the compiled code has refused."""
     try:
         deque(placed_records(bytes(body), header), maxlen=0)
     except KafkaError as error:

@@ -1,8 +1,8 @@
 """Decides which segments a cleaning merges into one, so that a log does not end up as very many small segments.
 
 What must stay true of each group: its segments are neighbours; together they do not exceed segment.bytes or the index
-size, although the new segment may well be smaller; all offsets fit into 2^31 from the first base offset. A single
-segment is a group, whatever its size.
+size, even if the new segment is much smaller; all offsets are within 2^31 of the first base offset. A single segment is
+a group, whatever its size.
 
 Source: kafka.log.Cleaner.groupSegmentsBySize.
 """

@@ -2,7 +2,7 @@
 
 What must stay true of a batch that loses records: its base offset, last offset, producer, epochs, sequence numbers and
 flags stay, because they are the producer's state; each record keeps its offset, timestamp and bytes. A batch that loses
-nothing is not written anew, but copied.
+no records is copied as it is.
 
 Source: org.apache.kafka.common.record.MemoryRecords (filterTo, buildRetainedRecordsInto).
 """
@@ -36,7 +36,7 @@ class PlacedRecord(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What stays of a batch: how many records, their bytes without compression, and their largest timestamp."""
+    """The remaining records of a batch: their number, their uncompressed bytes, and their largest timestamp."""
 
     record_count: int
     body: bytes
@@ -54,7 +54,7 @@ def placed_records(body: bytes, header: BatchHeader) -> Iterator[PlacedRecord]:
             end = position + length
             if length < 0 or end > size:
                 raise corrupt_message(f"record {index} does not fit into its batch")
-            timestamp_delta, position = varlong(body, position + 1)  # after the attributes, of which there are none
+            timestamp_delta, position = varlong(body, position + 1)  # after the attributes, which are not used
             offset_delta, position = varint(body, position)
             key_length, key_end = skip_field(body, position)
             value_length, value_end = skip_field(body, key_end)
@@ -75,7 +75,7 @@ def placed_records(body: bytes, header: BatchHeader) -> Iterator[PlacedRecord]:
 
 
 def keep_records(body: bytes, header: BatchHeader, is_kept: Callable[[PlacedRecord], bool]) -> Kept:
-    """The records that `is_kept` wants. Raises KafkaError(CORRUPT_MESSAGE)."""
+    """The records for which `is_kept` is true. Raises KafkaError(CORRUPT_MESSAGE)."""
     parts: list[bytes] = []
     max_timestamp_ms = NO_TIMESTAMP
     for record in placed_records(body, header):
@@ -100,7 +100,7 @@ def batch_of(header: BatchHeader, kept: Kept) -> bytearray:
 
 
 def empty_batch(header: BatchHeader) -> bytearray:
-    """The batch without any record: it keeps its producer's last sequence number in the log."""
+    """The batch without records, which keeps its producer's last sequence number in the log."""
     batch = bytearray(HEADER_SIZE_BYTES)
     written = header._replace(
         batch_length=HEADER_SIZE_BYTES - LOG_OVERHEAD_BYTES,

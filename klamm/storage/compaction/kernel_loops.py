@@ -4,10 +4,10 @@ Importing this module imports numba and compiles the loops, or loads them from n
 in the worker process and nowhere else; where numba is not installed, `plain_kernel` works alone.
 
 What must stay true:
-- Compiled code does not check indexes, so every position is checked to be within the batch before it is read. The
-  output has room for as many bytes as the input has.
+- Compiled code does not check indexes, so each position is checked to be within the batch before it is read. The output
+  has as much room as the input.
 - Compiled code handles only valid batches. It stops before any other batch, and the plain code reports the error.
-- The table is that of `offset_map`: a digest of 128 bits, and the offset plus one, zero in an empty slot.
+- The table has the layout of `offset_map`: a digest of 128 bits, and the offset plus one, zero in an empty slot.
 
 The digest is SipHash-2-4 with 128 bits (Aumasson, Bernstein), as in its reference implementation.
 """
@@ -127,7 +127,7 @@ def _find(table: Any, first: Any, second: Any) -> Any:
 
 @compiled(types.void(_table, types.int64, types.int64, _bytes))
 def mark(table: Any, first_offset: int, offsets_per_mark: int, marks: Any) -> None:
-    """Marks the offsets in the map, as `LastOffsets.mark`."""
+    """Marks the offsets in the map, like `LastOffsets.mark`."""
     for slot in range(len(table)):
         if table[slot, 2] != 0:
             marks[(np.int64(table[slot, 2]) - 1 - first_offset) // offsets_per_mark] = 1
@@ -179,7 +179,8 @@ def _keep(
     out: Any,
     out_at: int,
 ) -> tuple[int, int, int, int, int]:
-    """(status, records that stay, position after them in `out`, their largest timestamp, records without a key)."""
+    """(status, number of kept records, position after them in `out`, their largest timestamp, records without a
+    key)."""
     latest, retains_deletes = state[LATEST], state[RETAINS_DELETES]
     kept, invalid, largest = 0, 0, -1
     for _ in range(count):
@@ -225,7 +226,7 @@ def fill_body(data: Any, count: int, base_offset: int, state: Any, table: Any, s
 def keep_body(
     data: Any, count: int, base_offset: int, base_timestamp: int, state: Any, table: Any, secret: Any, out: Any
 ) -> tuple[int, int, int, int, int]:
-    """Writes the records of one batch that stay into `out`; `data` are the uncompressed records. As `_keep`."""
+    """Writes the kept records of one batch into `out`; `data` are the uncompressed records. Returns like `_keep`."""
     return _keep(data, 0, len(data), count, base_offset, base_timestamp, state, table, secret, out, 0)
 
 
@@ -283,9 +284,9 @@ def _contains(numbers: Any, number: int) -> Any:
 def keep_run(
     data: Any, state: Any, table: Any, secret: Any, crc_table: Any, out: Any, entries: Any, last_data_offsets: Any
 ) -> int:
-    """Writes what stays of the plain batches from POSITION on into `out`, and moves POSITION behind them.
+    """Writes the kept records of the plain batches from POSITION on into `out`, and moves POSITION behind them.
 
-    Stops before the last batch of a producer, and when `entries` is full, whose rows are index entries: (last offset,
+    Stops before the last batch of a producer, and when `entries` is full. Its rows are index entries: (last offset,
     position, largest timestamp, its offset)."""
     while state[ENTRIES] < len(entries):
         position = state[POSITION]

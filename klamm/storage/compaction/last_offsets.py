@@ -1,7 +1,7 @@
-"""Where in a log the last offsets of its keys are: most compressed batches need not be decompressed a second time.
+"""Where in a log the last offsets of its keys are. With it, most compressed batches are decompressed only once.
 
-What must stay true: `has_any` is never False for a range with a marked offset. It may be True for one without, because
-several offsets share a mark: the marks of the longest log take no more than `_MOST_MARKS` bytes.
+What must stay true: `has_any` is never False for a range with a marked offset. It may be True for a range without one,
+because several offsets share a mark: the marks of the longest log take no more than `_MOST_MARKS` bytes.
 """
 
 _MOST_MARKS = 4 * 1024 * 1024
@@ -20,7 +20,7 @@ class LastOffsets:
         self.marks[self._index(offset)] = 1
 
     def has_any(self, first_offset: int, last_offset: int) -> bool:
-        """Whether an offset from the first to the last one, both included, is marked, or may be."""
+        """Whether an offset in the range, both ends included, may be marked."""
         return self.marks.find(1, self._index(first_offset), self._index(last_offset) + 1) >= 0
 
     def _index(self, offset: int) -> int:

@@ -22,11 +22,11 @@ _EMPTY = bytes(8)
 
 
 class MapSize:
-    """How large a table is: its slots, and its capacity, after which no new key is accepted."""
+    """How large a table is: its slots, and its capacity, which is the most keys that it accepts."""
 
     def __init__(self, map_bytes: int, load_factor: float, most_keys: int) -> None:
-        """For at most `most_keys` keys a small table is enough, and faster. Raises ValueError when there is no room for
-        a single key."""
+        """For at most `most_keys` keys. A smaller table is faster. Raises ValueError when there is no room for a single
+        key."""
         slots = map_bytes // SLOT_SIZE_BYTES
         self.most_slots = slots
         # As if all the memory were used. One slot stays empty, so that each search ends.
@@ -40,12 +40,12 @@ class MapSize:
 
 
 class OffsetMap:
-    """Used by the plain cleaner; `kernels` has the same table for compiled code."""
+    """The table of the plain kernel. `kernel_loops` has the same table for compiled code."""
 
     def __init__(self, size: MapSize, digest_key: bytes) -> None:
         self._slots = size.slots
         self._digest_key = digest_key
-        # Anonymous memory is filled with zeros by the system, and only where it is used.
+        # The system fills anonymous memory with zeros, and allocates only the pages that are used.
         self._table = mmap(-1, self._slots * SLOT_SIZE_BYTES)
         self.count = 0
 
@@ -71,7 +71,7 @@ class OffsetMap:
                 yield stored - 1
 
     def _find(self, key: bytes) -> tuple[bytes, int]:
-        """(digest, position of the slot that has it, or of the empty slot where it belongs)."""
+        """(digest, position of the slot that has the digest, or of the empty slot where it belongs)."""
         digest = blake2b(key, digest_size=DIGEST_SIZE_BYTES, key=self._digest_key).digest()
         slot = int.from_bytes(digest[:8], "little") % self._slots
         while True:

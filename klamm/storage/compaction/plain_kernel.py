@@ -1,7 +1,7 @@
 """The cleaner's work on records in plain Python, and what the compiled kernel has in common with it.
 
-A kernel has the offset map. It works on one batch at a time (`fill`, `keep`), or on a run of batches that need nothing
-else to be looked at (`fill_run`, `keep_run`): this one has no runs.
+A kernel has the offset map. It works on one batch at a time (`fill`, `keep`), or on a run of batches without special
+cases (`fill_run`, `keep_run`). The plain kernel has no runs.
 
 What must stay true: both kernels keep the same records of the same log.
 """
@@ -17,8 +17,8 @@ from klamm.storage.log.job import CleaningJob, CleaningStatistics
 
 
 class Kernel(Protocol):
-    """`latest_offset` is the offset up to which the map knows the last offset of every key. The next batch
-    lies between `next_offset`, which runs move, and `end_offset`.
+    """Up to `latest_offset`, the map has the last offset of every key. The next batch lies between `next_offset`, which
+    runs move, and `end_offset`.
 
     All methods raise KafkaError(CORRUPT_MESSAGE) where bytes are not the records that a header announces, except the
     runs: they stop before such a batch."""
@@ -42,11 +42,11 @@ class Kernel(Protocol):
         """The records of one batch that stay."""
 
     def fill_run(self, window: memoryview, at: int) -> tuple[int, bool]:
-        """As `fill`, for as many batches as possible from the one at `at` on: (the position after them, whether there
-        was room for all of their keys). Moves `latest_offset` to the end of each."""
+        """Like `fill`, for as many batches as possible from the batch at `at` on. Returns (the position after them,
+        whether there was room for all of their keys). Moves `latest_offset` to the end of each batch."""
 
     def keep_run(self, window: memoryview, at: int, cleaned: CleanedSegment, *, retains_deletes: bool) -> int:
-        """As `keep`, for as many batches as possible from the one at `at` on; adds what stays of them to `cleaned`.
+        """Like `keep`, for as many batches as possible from the batch at `at` on. Adds their kept records to `cleaned`.
         Returns the position after them."""
 
 

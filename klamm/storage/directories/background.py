@@ -1,7 +1,7 @@
-"""The log manager's work beside the requests: tasks and timers, none of which outlives the manager.
+"""The log manager's background work: tasks and timers that end with the manager.
 
 What must stay true: a stop cancels timers but no task, because a task's work off the loop would continue and collide
-with the shutdown. Once it has begun, nothing new begins.
+with the shutdown. After a stop has begun, no new work begins.
 """
 
 import asyncio
@@ -61,14 +61,14 @@ class Background:
         self.after(first_delay_ms, run)
 
     def in_bursts(self, pending: dict[_T, bool], key: _T, work: Callable[[_T], Coroutine[Any, Any, None]]) -> None:
-        """Does the work for `key`; once more at its end, if this is called again meanwhile."""
+        """Does the work for `key`. A call while the work is running repeats it once at its end."""
         is_pending = key in pending
         pending[key] = True
         if not is_pending:
             self.spawn(_while_pending(pending, key, work))
 
     def begin_stop(self) -> None:
-        """Nothing new begins. `stopped` should follow."""
+        """Lets no new work begin. `stopped` should follow."""
         self.is_stopping = True
         for timer in self._timers:
             timer.cancel()

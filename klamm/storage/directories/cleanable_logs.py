@@ -14,11 +14,11 @@ The first dirty offset is the log's entry in cleaner-offset-checkpoint. The firs
 | younger than min.compaction.lag.ms: its base offset    |                                                          |
 
 The log with the largest share of cleanable bytes is cleaned first, if this share is above min.cleanable.dirty.ratio,
-or if one of its cleanable records is older than max.compaction.lag.ms.
+or if a dirty record in a closed segment is older than max.compaction.lag.ms.
 
 What must stay true:
 - Only whole segments are cleaned: the cleanable bytes end where a segment begins.
-- A checkpoint outside the log counts for nothing: the log is dirty from its start.
+- A checkpoint outside the log is ignored: the log is dirty from its start.
 
 Source: kafka.log.LogCleanerManager (cleanableOffsets, calculateCleanableBytes, maxCompactionDelay), LogToClean.
 """
@@ -33,7 +33,7 @@ NEVER_MS = 2**63 - 1
 
 
 class Segment(Protocol):
-    """What the choice asks of a segment. The timestamps may have to be read from the disk."""
+    """A segment, as the choice needs it. The timestamps may have to be read from the disk."""
 
     base_offset: int
     size_bytes: int
@@ -45,8 +45,8 @@ class Segment(Protocol):
 
 
 class CompactedLog(NamedTuple):
-    """What the choice looks at. The last of the `segments` is the active one. No segment from `uncleanable_from` on may
-    be cleaned."""
+    """A log, as the choice needs it. The last of the `segments` is the active one. No segment from `uncleanable_from`
+    on may be cleaned."""
 
     name: str
     config: LogConfig
@@ -57,7 +57,7 @@ class CompactedLog(NamedTuple):
 
 
 class FirstDirty(NamedTuple):
-    """Where a log begins to be dirty. `problem` says why the checkpoint does not count, "" if that is no news."""
+    """The first dirty offset. `problem` says why the checkpoint was ignored; "" if there is nothing to report."""
 
     offset: int
     is_reset: bool = False
@@ -106,7 +106,7 @@ def first_uncleanable(log: CompactedLog, first_dirty_offset: int, now_ms: int) -
 class Cleanable(NamedTuple):
     """How dirty a log is. The range to clean ends before `end_offset`, which is the base offset of a segment.
 
-    `delay_ms` is for how long its oldest cleanable record has been older than max.compaction.lag.ms.
+    `delay_ms` is how long ago the oldest dirty record of a closed segment exceeded max.compaction.lag.ms.
     """
 
     first_dirty_offset: int
@@ -127,7 +127,7 @@ class Cleanable(NamedTuple):
 
 
 def measure(log: CompactedLog, first_dirty_offset: int, now_ms: int) -> Cleanable:
-    """How dirty the log is from `first_dirty_offset` on. May read the disk where a lag is configured."""
+    """How dirty the log is from `first_dirty_offset` on. May read the disk if a lag is configured."""
     uncleanable = first_uncleanable(log, first_dirty_offset, now_ms)
     closed = list(_closed_from(log, uncleanable))
     end_offset = closed[0].base_offset if closed else log.segments[-1].base_offset

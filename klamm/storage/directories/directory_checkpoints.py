@@ -2,9 +2,9 @@
 
 What must stay true:
 - At most one checkpoint of a directory is being written at a time.
-- The offsets of a deleted log leave the checkpoints, its log start offset before its files are renamed. A later
-  partition of the same name would inherit them: it would lose records, or regard records as committed that no other
-  replica has.
+- The offsets of a deleted log leave the checkpoints, its log start offset before its files are renamed. Otherwise a
+  later partition of the same name would inherit them: it would lose records, or regard records as committed that no
+  other replica has.
 - A directory that is offline is not written to.
 """
 
@@ -34,8 +34,8 @@ OFFSETS_PER_SLICE = 1_000
 
 
 class DirectoryCheckpoints:
-    """`logs` are the logs of all directories as they are now, current logs and future logs. `spawn` starts work that
-    the log manager waits for.
+    """`logs` are the present logs of all directories, current logs and future logs. `spawn` starts work that the log
+    manager waits for.
 
     A directory has at most one log of a partition, so current and future logs share its checkpoints, as in Kafka.
     """
@@ -53,17 +53,17 @@ class DirectoryCheckpoints:
         self._logs = logs
         self._spawn = spawn
         self._lock = asyncio.Lock()
-        # Writes of log-start-offset-checkpoint are numbered: the last that has begun, and the last that has succeeded.
+        # Writes of log-start-offset-checkpoint are numbered: the last begun write, and the last successful one.
         self._starts_begun = self._starts_written = 0
         self._settling = asyncio.Lock()
         self._has_moved_starts = False
-        # The entries of log-start-offset-checkpoint: only logs that need one have one.
+        # The entries of log-start-offset-checkpoint. Only logs that need an entry have one.
         self._written_starts: Mapping[PartitionKey, int] = {}
-        # The entries of cleaner-offset-checkpoint: only logs that were compacted have one.
+        # The entries of cleaner-offset-checkpoint. Only logs that were compacted have an entry.
         self._written_first_dirty: Mapping[PartitionKey, int] = {}
-        # The partitions that the checkpoints name when they are read; forgotten once the logs are loaded.
+        # The partitions in the checkpoints as read at the start; forgotten once the logs are loaded.
         self._named: set[PartitionKey] = set()
-        # Not None while the checkpoints are rewritten; True if they must be once more.
+        # None unless the checkpoints are being rewritten; True if they must be rewritten again.
         self._is_outdated: bool | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class DirectoryCheckpoints:
             self._written_first_dirty = written
 
     async def settle_first_dirty_offsets(self) -> None:
-        """Writes what loading the logs has lowered, before they grow again."""
+        """Writes first dirty offsets that loading the logs has lowered, before the logs grow again."""
         for key, offset in self._written_first_dirty.items():
             if any(offset > (log.first_dirty_offset or 0) for log in self._logs_here(key)):
                 await self.write_first_dirty_offsets()
@@ -130,7 +130,7 @@ class DirectoryCheckpoints:
                         log.checkpointed_start_offset = min(start_offset, log.log_start_offset)
 
     def start_moved(self) -> None:
-        """Soon writes log-start-offset-checkpoint."""
+        """Writes log-start-offset-checkpoint soon."""
         if not self._has_moved_starts:
             self._has_moved_starts = True
             self._spawn(self._write_moved_starts())
@@ -141,15 +141,15 @@ class DirectoryCheckpoints:
             await self.write_log_start_offsets()
 
     async def settle_log_starts(self) -> None:
-        """Returns when a checkpoint that was begun after this call has been written, or could not be. Calls that come
-        while one is being written share the next."""
+        """Returns when a checkpoint begun after this call has been written, or its write has failed. Calls during a
+        write share the next one."""
         begun = self._starts_begun
         async with self._settling:
             if self._starts_written <= begun:
                 await self.write_log_start_offsets()
 
     async def truncated(self, log: Log) -> None:
-        """Writes what a truncation may have moved back."""
+        """Writes the offsets that a truncation may have moved back."""
         await self.write_recovery_points()
         key = (log.topic, log.partition)
         # A checkpointed log start offset above the log's new end would drop the next records at the next start.
@@ -160,7 +160,8 @@ class DirectoryCheckpoints:
             await self.write_first_dirty_offsets()
 
     def forget_starts(self, keys: Collection[PartitionKey]) -> None:
-        """Drops log start offsets of logs that are about to be deleted, or not in this directory. Raises OSError."""
+        """Drops the log start offsets of logs that are about to be deleted, or are not in this directory. Raises
+        OSError."""
         if self._written_starts.keys().isdisjoint(keys):
             return
         if self._lock.locked():
@@ -171,16 +172,16 @@ class DirectoryCheckpoints:
         self._written_starts = starts
 
     def forget_strangers(self) -> None:
-        """Soon rewrites the checkpoints if they have entries of logs that are not in this directory: this start has set
-        them aside, or a process that was killed had deleted them, or moved them to another directory."""
+        """Rewrites the checkpoints soon if they have entries of logs that are not in this directory: this start has set
+        the logs aside, or a killed process had deleted them or moved them to another directory."""
         here = {key for logs in self._logs for key, log in logs.items() if log.log_directory is self._directory}
         if not here.issuperset(self._named):
             self.rewrite_soon()
         self._named = set()
 
     def rewrite_soon(self) -> None:
-        """Soon rewrites the checkpoints: without a log that is deleted, with one that was moved here. However many logs
-        change meanwhile, others wait for two rewrites at most."""
+        """Rewrites the checkpoints soon, because a log was deleted or moved here. However many logs change meanwhile,
+        other writes wait for at most two rewrites."""
         is_under_way = self._is_outdated is not None
         self._is_outdated = True
         if not is_under_way:
@@ -197,8 +198,8 @@ class DirectoryCheckpoints:
         self._is_outdated = None
 
     async def _sync_names(self) -> None:
-        """Each checkpoint does this too, but a full disk takes no checkpoint. A log that is deleted then would be
-        back after a power failure, and in the way of a new topic of that name."""
+        """Syncs the log directory. Each checkpoint does so, too, but a full disk takes no checkpoint. A log that is
+        deleted then would be back after a power failure, and prevent a new topic of that name."""
         if self._directory.is_online:
             path = self._directory.path
             try:
@@ -219,7 +220,7 @@ class DirectoryCheckpoints:
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
-                # The write continues without its caller, and the next one must not begin before it has ended.
+                # The write continues without its caller, and the next write must not begin before it ends.
                 await asyncio.gather(writing, return_exceptions=True)
                 raise
             except OSError as error:

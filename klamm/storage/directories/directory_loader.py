@@ -1,10 +1,10 @@
-"""One log directory when its broker starts: opened, looked through, and its logs loaded.
+"""Opens one log directory when its broker starts, finds its logs, and loads them.
 
 A future log is a copy in another directory that is to replace a partition's log, its current log (`future_logs.py`).
 
 What must stay true:
-- A directory of another broker or cluster, or one that another process has, is refused before anything in it changes.
-- The mark of a clean shutdown is consumed only when the start is no longer refused, so that the next start finds it.
+- A directory of another broker, cluster or process is refused before anything in it changes.
+- The mark of a clean shutdown is consumed only when the start is no longer refused, so that a refused start leaves it.
 - A directory whose disk fails goes offline and stops no other directory. A shortage (`disk_errors.SHORTAGES`) takes no
   directory offline.
 
@@ -53,14 +53,14 @@ _T = TypeVar("_T")
 _LOGGER = logging.getLogger(__name__)
 NAMES_PER_SLICE = 1_000
 PROGRESS_INTERVAL_S = 2.0
-# Two logs are compared by at most this many batches, since compaction may have removed any of them.
+# Two logs are compared by at most this many batches, because compaction may have removed any batch.
 BATCHES_COMPARED = 1_000
-# An operation that fails on a shortage is tried this often.
+# An operation that fails on a shortage is tried this many times.
 _SHORTAGE_ATTEMPTS = 10
 
 
 class WantedLog(NamedTuple):
-    """A log that is to be loaded."""
+    """A log to be loaded."""
 
     topic: str
     partition: int
@@ -69,8 +69,8 @@ class WantedLog(NamedTuple):
 
 
 class LogHistory(NamedTuple):
-    """What a log on the disk has: its first offset, the offset after its last one, and where its leader epochs begin,
-    as (epoch, start offset) in ascending order."""
+    """The offsets and leader epochs of a log on the disk: its start and end offset, and (epoch, start offset) of each
+    leader epoch, ascending."""
 
     start_offset: int
     end_offset: int
@@ -85,7 +85,7 @@ class LogHistory(NamedTuple):
 class DirectoryLoader:
     """Call `open`; `finish_promotions` of `future_logs.py`, `settle_duplicates` of `duplicate_logs.py` and `settle` of
     `future_logs.py`; then `consume_clean_shutdown_file`, and `load` for all of `partitions` and `future_logs`, in any
-    number of parts, also side by side.
+    number of parts, also concurrently.
 
     `future_logs` has the name of each future log's directory, `deleted` the unique ids in the names of deleted logs.
     """
@@ -101,7 +101,7 @@ class DirectoryLoader:
         self.partitions: list[PartitionKey] = []
         self.future_logs: dict[PartitionKey, str] = {}
         self.deleted: set[UUID] = set()
-        # The directories of the logs that were being deleted when the broker stopped.
+        # The directories of logs whose deletion was not finished when the broker stopped.
         self.garbage: list[str] = []
         self._environment = environment
         self._file_system = environment.file_system
@@ -109,7 +109,7 @@ class DirectoryLoader:
         self._meta_properties = meta_properties
         # Whether the last shutdown was clean; known once its mark is consumed.
         self.is_clean = False
-        # How many logs are still to be loaded.
+        # How many logs have not been loaded yet.
         self.remaining_logs = 0
         self._is_cancelled = False
         self._recovery_points: dict[PartitionKey, int] = {}
@@ -140,7 +140,7 @@ class DirectoryLoader:
     def consume_clean_shutdown_file(self) -> bool:
         """Returns whether the directory is still online. From here on `remaining_logs` counts the logs to be loaded.
 
-        The log start offsets of other logs are forgotten: of logs that this start has set aside, or a killed one."""
+        Drops the log start offsets of logs that this start, or a killed one, has set aside."""
         here = {*self.partitions, *self.future_logs}
         try:
             self._checkpoints.forget_starts([key for key in self._log_start_offsets if key not in here])
@@ -178,8 +178,8 @@ class DirectoryLoader:
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
 
     async def history(self, key: PartitionKey, config: LogConfig) -> LogHistory | None:
-        """What this start would load of a log; nothing changes on the disk. None for a log that cannot be loaded; the
-        directory may be offline then."""
+        """The history of a log as this start would load it; nothing changes on the disk. None for a log that cannot be
+        loaded; the directory may be offline then."""
         wanted = WantedLog(*key, config, is_future=False)
         try:
             return await self._to_its_end(self._environment.run_long(self._read_history, wanted))
@@ -202,13 +202,13 @@ class DirectoryLoader:
         return LogHistory(loaded.log_start_offset, loaded.log_end_offset, loaded.leader_epochs)
 
     async def batch_at(self, key: PartitionKey, offset: int) -> BatchHeader | None:
-        """The header of the batch that has a record at `offset`, which is in the log. None if none can be read; the
-        directory may be offline then."""
+        """The header of the batch that has a record at `offset`, which is in the log. None if the batch cannot be read;
+        the directory may be offline then."""
         return await self._read(key, _read_batch_header, offset)
 
     async def whole_batches(self, key: PartitionKey, offset: int) -> list[BatchHeader] | None:
-        """The headers of the last batches that begin at `offset` or before and of which compaction has removed no
-        record, at most `BATCHES_COMPARED`. None if a batch cannot be read; the directory may be offline then."""
+        """The headers of the last batches that begin at or before `offset` and have lost no record to compaction, at
+        most `BATCHES_COMPARED`. None if a batch cannot be read; the directory may be offline then."""
         return await self._read(key, _read_whole_batches, offset)
 
     async def _read(
@@ -224,7 +224,7 @@ class DirectoryLoader:
         return None
 
     def _load_each(self, wanted: Sequence[WantedLog]) -> tuple[list[LoadedLog], OSError | None]:
-        """The logs up to the first that an error has stopped. Runs off the loop."""
+        """The loaded logs, and the error that has stopped the loading. Runs off the loop."""
         loaded: list[LoadedLog] = []
         for log in wanted:
             if self._is_cancelled:
@@ -255,7 +255,7 @@ class DirectoryLoader:
 
     async def _to_its_end(self, work: Awaitable[_T]) -> _T:
         """Waits for the work even if cancelled. A recovery continues off the loop and may truncate its log, so the
-        directory must stay locked until it ends. No further log is then begun."""
+        directory must stay locked until the recovery ends. After a cancellation, no further log is loaded."""
         working = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(working)
@@ -274,7 +274,7 @@ class DirectoryLoader:
             self.partitions.append(key)
 
     async def drop_future_log(self, key: PartitionKey, unique: UUID) -> None:
-        """Deletes the future log. `unique` is an id for its directory's name until then."""
+        """Deletes the future log later. Until then, its directory's name has the id `unique`."""
         name = self.future_logs[key]
         target = delete_directory_name(*key, unique)
         _LOGGER.warning("Deleting %s, which is not needed", self.directory.file(name))
@@ -283,7 +283,7 @@ class DirectoryLoader:
             self.garbage.append(self.directory.file(target))
 
     async def _rename(self, name: str, target: str) -> bool:
-        """Returns whether that worked. If not, the directory is offline."""
+        """Returns whether the rename succeeded. If not, the directory is offline."""
         directory = self.directory
         try:
             await self._environment.run_blocking(_rename_in, self._file_system, directory.path, name, target)
@@ -300,8 +300,7 @@ class DirectoryLoader:
         return self._first_dirty_offsets.get(key)
 
     async def topic_id(self, key: PartitionKey) -> UUID | None:
-        """The topic id that a log has on the disk. None if it has none that can be read; the directory may be offline
-        then."""
+        """The topic id of a log on the disk. None if there is no readable id; the directory may be offline then."""
         path = self.directory.file(f"{partition_directory_name(*key)}/{PARTITION_METADATA_FILE}")
         try:
             return await self._environment.run_blocking(_read_topic_id, self._file_system, path)
@@ -310,8 +309,8 @@ class DirectoryLoader:
             return None
 
     async def set_aside(self, keys: Collection[PartitionKey], new_unique: Callable[[], UUID]) -> None:
-        """Gives the directories of these logs names under which no start loads or deletes them. Ends early when the
-        log directory is offline."""
+        """Renames the directories of these logs so that no start loads or deletes them. Ends early when the log
+        directory is offline."""
         aside = frozenset(keys)
         for key in keys:
             if not self.directory.is_online:
@@ -326,7 +325,7 @@ class DirectoryLoader:
         self.partitions = [key for key in self.partitions if key not in aside]
 
     async def describe(self, key: PartitionKey) -> str:
-        """What tells an operator which of two logs is up to date."""
+        """A description by which an operator can tell which of two logs is up to date."""
         path = self.directory.file(partition_directory_name(*key))
         last = await self._environment.run_blocking(_describe_last_segment, self._file_system, path)
         topic_id = await self.topic_id(key)
@@ -356,14 +355,14 @@ class DirectoryLoader:
 
     def _found_future(self, key: PartitionKey, name: str) -> None:
         if key in self.future_logs:
-            # A killed machine can leave two of them: one was deleted, which the disk did not know yet.
+            # A machine crash can leave two future logs: the deletion of one had not reached the disk.
             _LOGGER.warning("Ignoring %s, another future log of %s-%d", self.directory.file(name), *key)
         else:
             self.future_logs[key] = name
 
 
 class LoadingProgress:
-    """Tells in the log how far one directory is: as the loading begins, every few seconds, and at its end."""
+    """Logs the progress of one directory: when the loading begins, every few seconds, and at its end."""
 
     def __init__(self, loader: DirectoryLoader, clock_s: Callable[[], float]) -> None:
         self.loader = loader
@@ -380,7 +379,7 @@ class LoadingProgress:
             _LOGGER.info("Attempting recovery for all logs in %s since no clean shutdown file was found", path)
 
     def tell(self) -> None:
-        """Some more logs are loaded."""
+        """More logs are loaded."""
         if self._clock_s() - self._told_s >= PROGRESS_INTERVAL_S:
             self._told_s = self._clock_s()
             done = self._total - self.loader.remaining_logs
@@ -437,7 +436,7 @@ def _read_whole_batches(file_system: FileSystem, path: str, offset: int) -> list
 
 
 def _whole_up_to(file: File, offset: int) -> Iterator[BatchHeader]:
-    # A crash may have torn what follows.
+    # Stops at `offset`: a crash may have torn the batches after it.
     for _, header in headers(file.read, 0, file.size()):
         if header.base_offset <= offset and header.record_count > header.last_offset_delta:
             yield header
@@ -446,7 +445,7 @@ def _whole_up_to(file: File, offset: int) -> Iterator[BatchHeader]:
 
 
 def _segments_up_to(file_system: FileSystem, path: str, offset: int) -> list[str]:
-    """The log files of the segments that begin at `offset` or before, the last one first."""
+    """The log files of the segments that begin at or before `offset`, the last one first."""
     matches = [match for match in map(segment_file, file_system.list_directory(path)) if match is not None]
     bases = [int(match["offset"]) for match in matches if match["kind"] == LOG_SUFFIX]
     return [f"{path}/{file_name(base, LOG_SUFFIX)}" for base in sorted(bases, reverse=True) if base <= offset]

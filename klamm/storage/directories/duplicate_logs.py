@@ -1,9 +1,9 @@
-"""Partitions that have logs in two log directories, or more, when the broker starts.
+"""Partitions that have logs in two or more log directories when the broker starts.
 
-A log directory fails. While it is offline, the partition's topic is deleted and one of the same name is created, or the
+This happens when a log directory fails. While it is offline, the partition's topic is deleted and created again, or the
 replica leaves the broker and comes back. The controller calls the replica new, so it gets a log in another directory.
-When the failed directory works again, the next start finds both. Each log has a topic id on the disk
-(`partition.metadata`), and ZooKeeper has the topic's. First they say which logs may be the partition's:
+When the failed directory works again, the next start finds both logs. Each log has a topic id on the disk
+(`partition.metadata`), and ZooKeeper has the topic's id. The ids show which logs may be the partition's:
 
 | the topic in ZooKeeper    | the topic ids of the logs                      | the partition's log may be              |
 |---------------------------|------------------------------------------------|-----------------------------------------|
@@ -15,22 +15,22 @@ When the failed directory works again, the next start finds both. Each log has a
 | has no id                 | one id                                         | any of the logs                         |
 | has no id                 | unknown, or different ones                     | the start is refused                    |
 
-If these are several logs, and all have the same known topic id, the one with the latest leader epoch, and then with the
-latest end, is the partition's if it supersedes the others (`supersedes`), and has the same last batch before they part
-(`last_common_offset`). Otherwise the start is refused. Compaction may have removed that batch, or a part of it: in logs
-of a compacted topic the last batches that are whole must not contradict each other (`contradict`).
+If several logs remain, all with the same known topic id, the log with the latest leader epoch, and then with the latest
+end offset, is the partition's. It must supersede the others (`supersedes`), and have the same last batch before the
+logs diverge (`last_common_offset`). Otherwise the start is refused. Compaction may have removed records of that batch:
+in logs of a compacted topic the last whole batches must not contradict each other (`contradict`).
 
 What must stay true:
 - A log that is set aside is not deleted: its directory gets a name that ends with `-stray`, until an operator removes
-  it. A topic's id can be changed in ZooKeeper by mistake; the log may then have the only copy of a record.
-- A log that may be of the topic is set aside only for one that supersedes it. Two logs of one topic may both hold
+  it. Somebody may have changed a topic's id in ZooKeeper by mistake; the log may then have the only copy of a record.
+- A log that may belong to the topic is set aside only for a log that supersedes it. Two logs of one topic may each hold
   records that the other lacks, if an operator took a directory out of `log.dirs` and put it back. Their leader epochs
-  may be the same: a controller of Kafka 2.8 lets a leader that restarts with it continue in its epoch.
-- The log that stays does not end before one without records: new records would get the offsets of deleted ones, which
-  consumers have behind them.
-- Without a log of the topic one log stays where it is, so that no new log is created in its place before LeaderAndIsr
-  says what the topic is (`klamm.replication.state_changes`).
-- A refused start changes nothing. It has only finished promotions that a killed process began (`future_logs.py`).
+  may be the same: if a controller of Kafka 2.8 and a leader restart together, the leader continues in its epoch.
+- The log that stays does not end before a log without records: new records would get the offsets of deleted records,
+  which consumers have already passed.
+- If no log belongs to the topic, one log stays where it is, so that no new log is created in its place before
+  LeaderAndIsr names the topic's id (`klamm.replication.state_changes`).
+- A refused start only finishes promotions that a killed process began (`future_logs.py`), and changes nothing else.
 - A start without such partitions does not ask ZooKeeper, and reads no topic id.
 """
 
@@ -46,24 +46,24 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.directories.directory_loader import NAMES_PER_SLICE, DirectoryLoader, LogHistory
 from klamm.storage.log.log_config import LogConfig
 
-# The present ids of those topics that exist; None for a topic without an id.
+# Returns the present ids of the topics that exist; None for a topic without an id.
 TopicIds: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, UUID | None]]]
 
-# How many partitions an error names that have two directories.
+# An error names at most this many partitions with two directories.
 DUPLICATES_TOLD = 5
 
 
 class LiveTopic(NamedTuple):
-    """What ZooKeeper knows of a topic. `topic_id` is None if it does not exist, or has no id."""
+    """A topic in ZooKeeper. `topic_id` is None if the topic does not exist or has no id."""
 
     exists: bool
     topic_id: UUID | None
 
 
 def possible_logs(found: Sequence[UUID | None], topic: LiveTopic) -> list[int]:
-    """Which logs may be the partition's (see the module). Empty: the start is refused.
+    """Which logs may be the partition's (see the module). If empty, the start is refused.
 
-    `found` has the topic id of each log; None: unknown.
+    `found` has the topic id of each log, None if it is unknown.
     """
     if topic.topic_id is not None:
         of_topic = [number for number, topic_id in enumerate(found) if topic_id in (None, topic.topic_id)]
@@ -81,11 +81,12 @@ def possible_logs(found: Sequence[UUID | None], topic: LiveTopic) -> list[int]:
 def supersedes(newer: LogHistory, older: LogHistory) -> bool:
     """Whether the cluster does not need the older of two logs with one topic id.
 
-    Logs that have the same leader epoch have the same records up to the end of the shorter one. If the newer log goes
-    on with a later epoch, the leader of that epoch lacked what the older log has more, and a follower would cut it off.
+    Logs that have the same leader epoch have the same records up to the end of the shorter log. If the newer log
+    continues with a later epoch, the leader of that epoch lacked the older log's further records, and a follower would
+    truncate them.
     """
     if older.start_offset == older.end_offset:
-        # With the same end, the log without records may be the newer one: its records are deleted.
+        # If both end at the same offset, the log without records may be the newer one: its records were deleted.
         is_further = newer.end_offset > older.end_offset
         return is_further or (newer.end_offset == older.end_offset and newer.start_offset >= older.start_offset)
     last = [entry for entry in older.epochs if entry[1] < older.end_offset][-1:]
@@ -95,7 +96,7 @@ def supersedes(newer: LogHistory, older: LogHistory) -> bool:
     newer_start = dict(newer.epochs).get(epoch)
     if newer_start is None:
         return False
-    # The first epoch of a log begins where the log does, once older records are deleted: not before it did.
+    # Once older records are deleted, the first epoch of a log begins at the log start offset, later than it once did.
     first_of_newer = newer_start == newer.start_offset > older_start
     is_same = older_start in (newer_start, older.start_offset) or first_of_newer
     return is_same and (newer.epochs[-1][0] > epoch or newer.end_offset >= older.end_offset)
@@ -116,8 +117,8 @@ def newest(histories: Sequence[LogHistory | None]) -> int | None:
 
 
 def last_common_offset(newer: LogHistory, older: LogHistory) -> int | None:
-    """The last offset before one of the logs ends, or before the newer one has an epoch that the older one lacks. None
-    if the older one has no record."""
+    """The last offset before a log ends, or before the newer log begins an epoch that the older log lacks. None if the
+    older log has no record."""
     if older.start_offset == older.end_offset:
         return None
     later = (start for epoch, start in newer.epochs if epoch > older.latest_epoch)
@@ -125,7 +126,7 @@ def last_common_offset(newer: LogHistory, older: LogHistory) -> int | None:
 
 
 def contradict(some: Iterable[BatchHeader], others: Iterable[BatchHeader]) -> bool:
-    """Whether two logs with these batches, of which no record is missing, have had other records at an offset."""
+    """Whether two logs with these whole batches have had different records at an offset."""
     batches = sorted({*some, *others})
     return any(before.last_offset >= batch.base_offset for before, batch in pairwise(batches))
 
@@ -136,11 +137,11 @@ async def settle_duplicates(
     config_of: Callable[[str], LogConfig],
     new_unique: Callable[[], UUID],
 ) -> None:
-    """Sets aside the logs that other directories have newer logs for.
+    """Sets aside each log for which another directory has a newer log.
 
-    `loaders` are of the online directories; one of them may be offline afterwards. Without `topic_ids` the ids in
+    `loaders` are those of the online directories; a directory may be offline afterwards. Without `topic_ids` the ids in
     ZooKeeper are unknown. Raises KafkaError(KAFKA_STORAGE_ERROR) when it is not clear which log is the partition's, or
-    after a shortage; what `topic_ids` raises.
+    after a shortage; also raises the errors of `topic_ids`.
     """
     duplicates = await _duplicates(loaders)
     if not duplicates:
@@ -165,7 +166,7 @@ async def settle_duplicates(
 
 
 async def _duplicates(loaders: Sequence[DirectoryLoader]) -> dict[PartitionKey, list[DirectoryLoader]]:
-    """The partitions with several logs, and which of the loaders have them."""
+    """The partitions with several logs, and the loaders of those logs."""
     places: dict[PartitionKey, list[DirectoryLoader]] = {}
     for loader in loaders:
         async for piece in slices(loader.partitions, NAMES_PER_SLICE):
@@ -190,7 +191,7 @@ async def _log_to_keep(
 async def _choose(
     key: PartitionKey, held: Sequence[DirectoryLoader], topic: LiveTopic, config: LogConfig
 ) -> DirectoryLoader | None:
-    """Means nothing when a directory has gone offline meanwhile."""
+    """The directory whose log stays. The result is void if a directory goes offline meanwhile."""
     topic_ids = [await loader.topic_id(key) for loader in held]
     numbers = possible_logs(topic_ids, topic)
     if len(numbers) < 2:

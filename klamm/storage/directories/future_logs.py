@@ -1,10 +1,11 @@
-"""Future logs: copies that are to replace the logs of partitions, which so move to other log directories (KIP-113).
+"""Future logs: copies that replace the logs of partitions and so move the partitions to other log directories
+(KIP-113).
 
 A partition's *current* log serves its clients. Its *future* log is in another directory, under a name that ends with
-`-future`. `klamm.replication.log_dir_moves` copies the records. When the future log has all of them, it is promoted,
+`-future`. `klamm.replication.log_dir_moves` copies the records. When the future log has all records, it is promoted,
 and the former current log is garbage:
 
-| step | what happens                                                       | what a start finds then, and does        |
+| step | what happens                                                       | what a start finds after it, and does    |
 |------|--------------------------------------------------------------------|------------------------------------------|
 |      | the copying                                                        | current, future: loads both              |
 | P1   | the current log's directory is renamed to `-delete`, with the      | future, `-delete` with the same unique   |
@@ -15,15 +16,17 @@ and the former current log is garbage:
 | P5   | after file.delete.delay.ms the garbage is removed                  | current                                  |
 
 What must stay true:
-- A partition never has two current logs. Kafka 2.8.2 takes P3 before P1; when it dies in between, its next start fails.
-- Every record that the current log has on the disk, not only in the kernel, is there in the future log before P1.
+- A partition never has two current logs. Kafka 2.8.2 takes P3 before P1; if it dies in between, its next start fails.
+- Before P1, every record that the current log has on the disk, not only in the kernel, is on the disk in the future
+  log.
 - P1 is durable before a sync of the promoted log counts (`Log.take_place_of`), and before P3.
 - The `-delete` directory of P1 stays until P3 is durable, because it shows that the future log is complete.
 - A deletion deletes the future log first. So a future log without a current log belongs to a deleted partition only if
   its log directory was offline at the deletion.
 
-A future log without a current log and without that `-delete` directory may lack records. It becomes the current log all
-the same if no log directory is offline: the disk of the current log was replaced, and any prefix is better than no log.
+A future log without a current log and without that `-delete` directory may lack records. If no log directory is
+offline, it becomes the current log nevertheless: the disk of the current log was replaced, and any prefix is better
+than no log.
 
 Source: kafka.log.LogManager (replaceCurrentWithFutureLog, loadLog).
 """
@@ -36,7 +39,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.directories.directory_loader import DirectoryLoader
 from klamm.storage.segments.log_directory import unique_id
 
-# At most this many partitions that are not hosted yet have a preferred directory. The oldest wish is forgotten first.
+# The most partitions not hosted yet that have a preferred directory. The oldest preference is forgotten first.
 MAX_PREFERRED = 100_000
 
 
@@ -49,9 +52,9 @@ class Fate(Enum):
 
 
 def fates(found: Sequence[str], current_directory: str | None, *, all_online: bool) -> list[Fate]:
-    """What becomes of the future logs of one partition, in these log directories (see the module).
+    """The fate of each future log of one partition, in these log directories (see the module).
 
-    `current_directory` is where the current log is, if it is anywhere.
+    `current_directory` is the directory of the current log, if there is one.
     """
     if current_directory is not None:
         chosen = next((directory for directory in found if directory != current_directory), None)
@@ -62,10 +65,10 @@ def fates(found: Sequence[str], current_directory: str | None, *, all_online: bo
 
 
 async def finish_promotions(loaders: Sequence[DirectoryLoader], new_unique: Callable[[], UUID]) -> None:
-    """Promotes the future logs whose current logs a killed process has renamed (P1), and drops other copies of them.
+    """Promotes the future logs whose current logs a killed process has renamed (P1), and drops their other copies.
 
-    Such a partition may have a current log nevertheless, in a directory that was offline until now: then it has two
-    (`duplicate_logs.py`). `loaders` are of the online directories.
+    If such a partition still has a current log, in a directory that was offline until now, it then has two
+    (`duplicate_logs.py`). `loaders` are those of the online directories.
     """
     deleted = {unique for loader in loaders for unique in loader.deleted}
     for loader in loaders:
@@ -96,7 +99,7 @@ async def settle(loaders: Sequence[DirectoryLoader], new_unique: Callable[[], UU
 
 
 class PreferredDirectories:
-    """The log directories in which partitions are to be created that this broker does not host yet."""
+    """The log directories in which to create partitions that this broker does not host yet."""
 
     def __init__(self) -> None:
         self._paths: dict[PartitionKey, str] = {}

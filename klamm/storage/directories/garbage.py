@@ -1,6 +1,6 @@
-"""Files that no log needs, which are removed after file.delete.delay.ms.
+"""Files that no log needs. They are removed after file.delete.delay.ms.
 
-What must stay true: garbage that is left when the broker stops is removed when it starts again.
+What must stay true: the next start removes garbage that is left when the broker stops.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Garbage:
         self._removing = asyncio.Lock()
 
     def remove_files(self, delay_ms: int, paths: Callable[[], list[str]]) -> None:
-        """Removes these files after a delay. `paths` is called then, as their directory may have another name."""
+        """Removes files after a delay. `paths` is called after the delay, because the directory may be renamed."""
         self._remove_later(delay_ms, _remove_files, paths)
 
     def remove_tree(self, delay_ms: int, path: str) -> None:
@@ -34,7 +34,7 @@ class Garbage:
     def _remove_later(self, delay_ms: int, remove: Callable[[FileSystem, _T], None], garbage: Callable[[], _T]) -> None:
         async def run() -> None:
             try:
-                # One after another: a deletion that takes long must not take all threads of long work.
+                # One after another: long deletions must not take all threads of long work.
                 async with self._removing:
                     await self._environment.run_long(remove, self._environment.file_system, garbage())
             except OSError as error:

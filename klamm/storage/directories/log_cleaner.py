@@ -1,21 +1,21 @@
-"""The log cleaner: its cleaners take turns to find the dirtiest compacted log, and compact it beside the broker's loop.
+"""The log cleaner: its cleaners take turns to find the dirtiest compacted log, and compact it off the broker's loop.
 
     choose (`cleanable_logs.py`) -> job -> process of its own -> swap, one group of segments after another -> checkpoint
 
 What must stay true:
-- A log is cleaned by one cleaner at a time. What was cleaned counts only if the log was not truncated, deleted or moved
-  meanwhile: each of these aborts the cleaning.
+- One cleaner at a time cleans a log. A truncation, a deletion or a move of the log aborts the cleaning.
 - The first dirty offset of a log moves, and is checkpointed, only after the log consists of cleaned segments below it.
-- No segment is replaced above the checkpointed recovery point: there a recovery may take a gap for a loss.
+- No segment above the checkpointed recovery point is replaced: there, a recovery may mistake a gap for a loss.
 - A log that is being copied to another log directory is not cleaned, so the copy is as clean as its original.
-- A log that cannot be cleaned is marked, shown, and left alone until the broker starts again. It stops no other log.
-- A log that cannot be cleaned for now, for example because the disk is full or the process was killed, comes last in
-  its turn.
-- While a log is cleaned, retention deletes none of its segments; that follows when the cleaning ends.
+- A log that cannot be cleaned is marked uncleanable, shown, and skipped until the broker restarts. It stops no other
+  log.
+- A log that cannot be cleaned for now, for example because the disk is full or the process was killed, is tried again
+  after all other logs.
+- While a log is cleaned, retention deletes none of its segments. Retention follows when the cleaning ends.
 
-Source: kafka.log.LogCleaner, LogCleanerManager. Differences: a cleaner is a coroutine, whose work is done in a process
-with the lowest priority; an abort does not wait for the cleaner; log.retention.check.interval.ms also governs logs with
-the policy compact,delete.
+Source: kafka.log.LogCleaner, LogCleanerManager. Differences: a cleaner is a coroutine whose work runs in a process with
+the lowest priority; an abort does not wait for the cleaner; log.retention.check.interval.ms also governs logs with the
+policy compact,delete.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from klamm.storage.log.log import Log
 _LOGGER = logging.getLogger(__name__)
 
 LOGS_PER_SLICE = 50
-# After this many deaths of its process in a row, with other logs cleaned in between, a log is uncleanable: it seems to
-# be what kills the process.
+# After this many deaths of its process in a row, with other logs cleaned in between, a log is uncleanable: the log
+# seems to kill the process.
 MAX_PROCESS_DEATHS = 3
 _MEGABYTE = 1024 * 1024
 
@@ -62,7 +62,7 @@ class CleanerSettings:
 
 @dataclass(slots=True)
 class _Cleaning:
-    """A cleaning in progress. `work` is the part of it that is done in another process."""
+    """A cleaning in progress. `work` is its part in another process."""
 
     log: Log
     range: Cleanable
@@ -76,7 +76,7 @@ class _Cleaning:
 
 
 class _Deaths(NamedTuple):
-    """How often in a row a log's process has died, and how many logs the cleaners had cleaned before the last death."""
+    """The deaths in a row of a log's process, and how many logs the cleaners had cleaned before the last death."""
 
     in_a_row: int
     cleaned_before: int
@@ -84,7 +84,7 @@ class _Deaths(NamedTuple):
 
 @dataclass(slots=True)
 class _Cleaner:
-    """One of log.cleaner.threads cleaners, and what its last cleaning was like."""
+    """One of log.cleaner.threads cleaners, and the figures of its last cleaning."""
 
     number: int
     statistics: CleaningStatistics = field(default_factory=CleaningStatistics)
@@ -95,7 +95,7 @@ class _Cleaner:
 
 
 class UncleanablePartition(NamedTuple):
-    """A partition that the cleaner leaves alone, and why."""
+    """A partition that the cleaner skips, and why."""
 
     key: PartitionKey
     log_directory: str
@@ -103,9 +103,9 @@ class UncleanablePartition(NamedTuple):
 
 
 class LogCleaner:
-    """`logs` and `future_logs` are those of the log manager as they are now. `checkpoint` writes the first dirty
-    offsets of a log's directory, `checkpoint_recovery_points` its recovery points. `cleaned` is called when a log is no
-    longer being cleaned. Call `start` when the logs are loaded, and `stop` before they are closed."""
+    """`logs` and `future_logs` are the log manager's present logs. `checkpoint` writes the first dirty offsets of a
+    log's directory, `checkpoint_recovery_points` its recovery points. `cleaned` is called after each attempt to clean a
+    log. Call `start` when the logs are loaded, and `stop` before they are closed."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class LogCleaner:
         self._uncleanable: dict[PartitionKey, str] = {}
         self._process_deaths: dict[PartitionKey, _Deaths] = {}
         self._cleaned_logs = 0
-        # The logs that could not be cleaned, until no other log is due.
+        # The logs that could not be cleaned for now. They wait until no other log is due.
         self._postponed: dict[PartitionKey, None] = {}
         self._choosing = asyncio.Lock()
         self._restarting: asyncio.Task[None] | None = None
@@ -158,7 +158,7 @@ class LogCleaner:
         await self._stop_cleaners()
 
     def reconfigure(self, settings: CleanerSettings) -> None:
-        """As in Kafka, a change stops all cleaners and starts new ones. What they were cleaning is cleaned again."""
+        """As in Kafka, a change stops all cleaners and starts new ones. Interrupted cleanings begin again."""
         if settings == self._settings:
             return
         self._settings = settings
@@ -193,14 +193,14 @@ class LogCleaner:
         return cleaning is not None and cleaning.log is log
 
     def abort(self, log: Log) -> None:
-        """The log was truncated, is deleted, or moves: what a cleaner makes of it does not count."""
+        """The log was truncated, is deleted, or moves: aborts its cleaning."""
         cleaning = self._cleanings.get((log.topic, log.partition))
         if cleaning is not None and cleaning.log is log and not cleaning.is_aborted:
             _LOGGER.info("The cleaning for partition %s is aborted", log.name)
             cleaning.abort()
 
     def removed(self, log: Log) -> None:
-        """The log is deleted or its disk has failed. A later log of the partition is another one."""
+        """The log is deleted or its disk has failed. Forgets its faults: a later log of the partition starts anew."""
         self.abort(log)
         self._uncleanable.pop((log.topic, log.partition), None)
         self._process_deaths.pop((log.topic, log.partition), None)
@@ -208,7 +208,7 @@ class LogCleaner:
 
     @property
     def uncleanable(self) -> list[UncleanablePartition]:
-        """The partitions that the cleaner leaves alone, because an attempt has failed in a way that will not pass."""
+        """The partitions that the cleaner skips, because an attempt has failed with a permanent error."""
         return [
             UncleanablePartition(key, log.log_directory.path, reason)
             for key, reason in self._uncleanable.items()
@@ -268,12 +268,12 @@ class LogCleaner:
         cleaner.is_dead = False
         self._cleaned_logs += 1
         self._process_deaths.pop((log.topic, log.partition), None)
-        # What is cleaned lies below the recovery point. Checkpointed, it tells a recovery that the gaps are no damage.
+        # Cleaned segments lie below the recovery point. With its checkpoint, a recovery knows that gaps are no damage.
         await self._checkpoint_recovery_points(log)
         if not await self._swap(cleaning, job, result):
             await self._discard(job)
             return False
-        # The old segments must not come back after a machine crash: below the checkpoint they would never be cleaned.
+        # The old segments must not return after a machine crash: below the checkpoint they would never be cleaned.
         await log.flush()
         if cleaning.is_aborted:
             return False
@@ -298,7 +298,7 @@ class LogCleaner:
         )
 
     async def _swap(self, cleaning: _Cleaning, job: CleaningJob, result: CleaningResult) -> bool:
-        """Puts the new segments into the log. Returns whether all of them are in it."""
+        """Puts the new segments into the log. Returns whether all were put in."""
         log = cleaning.log
         for group in result.groups:
             await asyncio.sleep(0)
@@ -307,13 +307,13 @@ class LogCleaner:
         return True
 
     async def _discard(self, job: CleaningJob) -> None:
-        """Removes what the cleaning has written. What stays for now goes before the next cleaning."""
+        """Removes the files of the cleaning. If that fails, the next cleaning removes them first."""
         with suppress(OSError):
             await self._environment.run_long(remove_cleaned_files, self._environment.file_system, job.directory)
 
     def _process_died(self, cleaner: _Cleaner, key: PartitionKey, error: WorkerFailed) -> None:
-        """What kills every process, such as the kernel for want of memory, is not the log's fault: a death counts only
-        if another log was cleaned after the last one."""
+        """A death counts against the log only if another log was cleaned after the last death. Otherwise something
+        kills every process, such as a lack of memory, and the log is not to blame."""
         cleaner.is_dead = True
         _LOGGER.warning("Cleaner %d: cleaning %s-%d failed: %s", cleaner.number, *key, error)
         self._postponed[key] = None
@@ -333,7 +333,7 @@ class LogCleaner:
             return  # The files were changed or removed under the cleaner.
         key = (log.topic, log.partition)
         if isinstance(error, FileNotFoundError):
-            # The disk works: another program removes files. A reader of the log will see whether the log needs them.
+            # The disk works, but another program removes files. A reader of the log will find out if they are needed.
             _LOGGER.warning("Cleaning %s: %s", log.name, error)
             self._postponed[key] = None
             return
@@ -362,7 +362,7 @@ class LogCleaner:
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
         chosen: _Cleaning | None = None
         max_dirty_ratio, max_delay_ms = 0.0, 0
-        # The keys only, as in the log manager.
+        # Iterates over keys only, like the log manager.
         async for key in each(self._logs, looked_at):
             await self._read_timestamps(key, looked_at)
             if (found := self._measure(key)) is not None:
@@ -376,7 +376,7 @@ class LogCleaner:
         cleaner.max_compaction_delay_ms = max_delay_ms
         if chosen is None:
             return None
-        # The log may have changed while others were looked at.
+        # The log may have changed while other logs were measured.
         key = (chosen.log.topic, chosen.log.partition)
         chosen = self._measure(key)
         if chosen is not None and chosen.range.is_due(chosen.log.config):
@@ -385,8 +385,7 @@ class LogCleaner:
         return None
 
     async def _read_timestamps(self, key: PartitionKey, looked_at: Slices) -> None:
-        """Reads the timestamps that `_measure` asks for; from then on they are in memory. A log may have thousands of
-        segments."""
+        """Reads the timestamps for `_measure` into memory, in slices, because a log may have thousands of segments."""
         log = self._logs.get(key)
         if log is None or not log.config.is_compacted:
             return
@@ -499,7 +498,7 @@ class LogCleaner:
         try:
             return _measured(log, self._environment.now_ms()).cleanable_bytes
         except (KafkaError, OSError):
-            return 0  # A scrape reports what it can.
+            return 0  # A scrape leaves out what cannot be read.
 
 
 def settle_first_dirty_offset(log: Log) -> None:
@@ -514,7 +513,7 @@ def settle_first_dirty_offset(log: Log) -> None:
 def clean_at_rate(
     file_system: FileSystem, job: CleaningJob, bytes_per_second: float, is_compiled: bool
 ) -> Generator[float, None, CleaningResult]:
-    """The cleaning; each step yields the seconds that it must take at least."""
+    """The cleaning. Each step yields the seconds that it must take at least."""
     steps = clean(job, file_system, kernel_for(job) if is_compiled else PlainKernel)
     reported_bytes = 0
     while True:

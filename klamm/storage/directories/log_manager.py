@@ -1,14 +1,14 @@
 """All logs of a broker, in all its log directories: loading, creating, deleting, and periodic work.
 
 What must stay true:
-- A partition has its log in one directory, and at most one future log, in another (`future_logs.py`). A log is created
-  in its preferred directory, or else in the directory with the fewest logs. While a directory is offline, no log is
-  created for a partition that may have its log there.
+- A partition has one log, and at most one future log in another directory (`future_logs.py`). A log is created in its
+  preferred directory, or else in the directory with the fewest logs. While a directory is offline, no log is created
+  for a partition that may have its log there.
 - A recovery point is checkpointed only after the records below it are synced, and again soon after a truncation.
 - The clean-shutdown file is written last, and only when every log of its directory was closed without error.
 - A failed directory takes its own logs down and nothing else.
 
-All changes to the set of logs are here, because memory, directories and checkpoints must agree about it.
+All changes to the set of logs are in this module, because memory, directories and checkpoints must agree.
 
 Source: kafka.log.LogManager.
 """
@@ -56,7 +56,7 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
-# This many logs are loaded in one go off the loop: passing one to a thread takes a fifth of the time to load it.
+# A thread loads this many logs in one go: handing over a single log costs a fifth of the time to load it.
 LOGS_PER_LOADING = 16
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8
@@ -76,7 +76,7 @@ class LogManagerSettings:
 
 
 class LogManager:
-    """Call `load`, then `start`, and `stop` at the end. The other methods come in between, on the loop's thread."""
+    """Call `load`, then `start`, and `stop` at the end. Call the other methods in between, on the loop's thread."""
 
     def __init__(
         self,
@@ -129,14 +129,14 @@ class LogManager:
         # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
         self._lost: dict[PartitionKey, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
-        # The logs that are being flushed because they have rolled or were truncated, and whether that has happened
-        # again since.
+        # The logs that are being flushed because they have rolled or were truncated, and whether they did so again
+        # during the flush.
         self._rolled: dict[Log, bool] = {}
         self._truncated: dict[Log, bool] = {}
         self._loading: list[LoadingProgress] = []
         self._is_loaded = False
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- the present logs -----------------------------------------------------------------------------------------
 
     @property
     def logs(self) -> Mapping[PartitionKey, Log]:
@@ -144,7 +144,7 @@ class LogManager:
 
     @property
     def directories(self) -> Sequence[LogDirectory]:
-        """All of `log.dirs`, the offline ones included."""
+        """All of `log.dirs`, including offline directories."""
         return self._directories
 
     @property
@@ -161,7 +161,7 @@ class LogManager:
 
     @property
     def future_logs(self) -> Mapping[PartitionKey, Log]:
-        """The logs that are to replace the current logs of their partitions."""
+        """The future logs, which will replace the current logs of their partitions."""
         return self._future_logs
 
     def is_future(self, log: Log) -> bool:
@@ -191,8 +191,8 @@ class LogManager:
         partitions that are in two directories; without it their ids are unknown.
 
         Raises KafkaError when a directory is locked, belongs to another broker or cluster, or holds a malformed file;
-        when two directories hold the same partition (`duplicate_logs.py`); and when no directory is left. Raises what
-        `topic_ids` raises.
+        when it is not clear which of two directories holds a partition's log (`duplicate_logs.py`); and when no
+        directory is left. Also raises the errors of `topic_ids`.
         """
         try:
             opened = [loader for loader in map(self._loader, self._directories) if await loader.open()]
@@ -216,7 +216,7 @@ class LogManager:
                 + "; ".join(f"{directory.path}: {directory.failure}" for directory in self._directories),
             )
         for loader in opened if all_online else ():
-            # An offline directory may have a promoted log under the name of a future log; the garbage would say so.
+            # While a directory is offline, the garbage stays: it may show that a future log there is complete.
             for path in loader.garbage:
                 self._garbage.remove_tree(self._default_config.file_delete_delay_ms, path)
         for checkpoints in self._checkpoints.values():
@@ -243,8 +243,8 @@ class LogManager:
             progress.end()
 
     async def _restore_clean_marks(self, loaders: Sequence[DirectoryLoader]) -> None:
-        """The start is refused, and no log has grown. Without the mark the next start would take damage in a log for a
-        write that a crash has torn, and cut the log there."""
+        """Writes the clean-shutdown files again, because the start is refused and no log has grown. Without them the
+        next start would mistake damage in a log for a write torn by a crash, and cut the log there."""
         for loader in loaders:
             if loader.is_clean:
                 try:
@@ -276,7 +276,7 @@ class LogManager:
         log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
     def remaining_logs_to_recover(self) -> dict[str, int]:
-        """By log directory; 0 after a clean shutdown."""
+        """The logs still to be recovered in each log directory; 0 after a clean shutdown."""
         loaders = [progress.loader for progress in self._loading]
         return {loader.directory.path: 0 if loader.is_clean else loader.remaining_logs for loader in loaders}
 
@@ -316,11 +316,11 @@ class LogManager:
         if not is_possible_directory_name(name):
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{name} is too long for a directory's name")
         if (topic, partition) in self._future_logs:
-            self.delete_future(topic, partition)  # A copy of nothing: the partition has no log.
+            self.delete_future(topic, partition)  # The partition has no log that this could be a copy of.
         online = [directory for directory in self._directories if directory.is_online]
         preferred = self.preferred_directories.all.get((topic, partition))
         online.sort(key=lambda directory: (directory.path != preferred, self._log_counts[directory.path]))
-        # The log must be where an earlier attempt left files: two directories of a partition would stop the next start.
+        # The log goes where an earlier attempt left files: with two directories of a partition the next start may fail.
         begun = [directory for directory in online if self._file_system.exists(directory.file(name))]
         failure: KafkaError | None = None
         for directory in begun or online:
@@ -380,8 +380,8 @@ class LogManager:
         return log
 
     def delete(self, topic: str, partition: int) -> bool:
-        """Takes the log, and the future log before it, out of use and removes their files after file.delete.delay.ms.
-        Returns whether there was a log.
+        """Deletes the future log, then the log; their files are removed after file.delete.delay.ms. Returns whether
+        there was a log.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) after a disk error, or when an offline directory may have the log. A
         deletion that failed on a transient error may be tried again.
@@ -453,9 +453,9 @@ class LogManager:
             self._delete(future)
 
     def promote_future(self, topic: str, partition: int) -> Log:
-        """Makes the future log the current one, and garbage of the former (steps P1 to P5 in `future_logs.py`).
+        """Replaces the current log by the future log (steps P1 to P5 in `future_logs.py`).
 
-        The logs must have the same records. Raises KafkaError(KAFKA_STORAGE_ERROR); then both are what they were.
+        The logs must have the same records. Raises KafkaError(KAFKA_STORAGE_ERROR); then both are unchanged.
         """
         key = (topic, partition)
         source, future = self._logs[key], self._future_logs[key]
@@ -479,7 +479,7 @@ class LogManager:
         return future
 
     async def _finish_promotion(self, log: Log, former: LogDirectory, garbage: str) -> None:
-        # If the disk fails, the move continues: the records are all in the new place.
+        # If the former disk fails, the promotion continues: all records are in the new directory.
         if not await self._sync_directory(former) and former.is_online:  # P2
             return  # The broker stops. The next start finishes the promotion.
         directory = log.log_directory
@@ -495,7 +495,7 @@ class LogManager:
                 if error.errno not in PASSING:
                     return
             if self._background.is_stopping:
-                return  # The next start renames it.
+                return  # The next start does the rename.
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
         if not await self._sync_directory(directory):  # P4
             return
@@ -504,7 +504,7 @@ class LogManager:
         self._garbage.remove_tree(log.config.file_delete_delay_ms, garbage)  # P5
 
     async def _sync_directory(self, directory: LogDirectory) -> bool:
-        """Syncs the names in a log directory, after a shortage again. False if its disk fails or the broker stops."""
+        """Syncs a log directory; tries again after a shortage. False if its disk fails or the broker stops."""
         while True:
             try:
                 await self._environment.run_long(self._file_system.sync_directory, directory.path)
@@ -515,7 +515,7 @@ class LogManager:
                 return False
             await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
 
-    # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
+    # -- LogHost ----------------------------------------------------------------------------------------------------
 
     def log_rolled(self, log: Log) -> None:
         self._background.in_bursts(self._rolled, log, self._flush)
@@ -542,13 +542,14 @@ class LogManager:
         self._checkpoints[log.log_directory.path].start_moved()
 
     async def settle_log_start(self, log: Log) -> None:
-        """Returns when the log start offset is checkpointed, or could not be (`Log.durable_log_start_offset`)."""
+        """Returns when the log start offset is checkpointed, or its checkpoint has failed
+        (`Log.durable_log_start_offset`)."""
         if log.durable_log_start_offset < log.log_start_offset:
             await self._checkpoints[log.log_directory.path].settle_log_starts()
 
     def delete_later(self, log: Log, paths: Sequence[str]) -> None:
         names = [path.rpartition("/")[2] for path in paths]
-        # The log's directory may have another name by then.
+        # The log's directory may be renamed before that.
         garbage = lambda: [f"{log.directory}/{name}" for name in names]  # noqa: E731  # short
         self._garbage.remove_files(log.config.file_delete_delay_ms, garbage)
 
@@ -572,7 +573,7 @@ class LogManager:
         self.cleaner.start()
 
     async def _flush_recovered(self) -> None:
-        """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
+        """Syncs the writes of a killed process. Otherwise the first append to each log would wait for its sync."""
         for directory in self._directories:
             unsynced = [log for log in self.logs_in(directory.path) if log.durability.is_truncation_unsynced]
             await sync_together(self._environment, directory, unsynced)
@@ -582,7 +583,7 @@ class LogManager:
                     await self._flush(log)
 
     async def stop(self) -> None:
-        """Closes all logs in order and writes the clean-shutdown files. A directory with errors gets none."""
+        """Closes all logs in order and writes the clean-shutdown files, except in directories with errors."""
         self._background.begin_stop()
         await self.cleaner.stop()
         await self._background.stopped()
@@ -591,7 +592,7 @@ class LogManager:
 
     async def _stop_directory(self, directory: LogDirectory) -> None:
         try:
-            # Before all logs are loaded the directory may be another broker's, and its checkpoints know more logs.
+            # Until all logs are loaded, the directory may belong to another broker, and its checkpoints have more logs.
             if directory.is_online and self._is_loaded:
                 await sync_together(self._environment, directory, self.logs_in(directory.path))
                 logs = iter(self.logs_in(directory.path))
@@ -609,7 +610,7 @@ class LogManager:
                 await checkpoints.write_recovery_points()
                 await checkpoints.write_log_start_offsets()
                 await checkpoints.write_high_watermarks()
-                # The logs of a directory that has failed meanwhile are not among those that were closed.
+                # If the directory has failed meanwhile, its logs were not closed above.
                 directory.check_online()
                 await self._environment.run_blocking(directory.write_clean_shutdown_file)
         except (KafkaError, OSError) as error:
@@ -618,10 +619,10 @@ class LogManager:
             directory.release()
 
     async def _each_online(self) -> AsyncGenerator[Log, None]:
-        """All logs, in slices: to look at a log costs microseconds, to delete its segments a millisecond."""
+        """All logs, in slices: looking at a log costs microseconds, deleting its segments a millisecond."""
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
         for logs in (self._logs, self._future_logs):
-            # The keys only: fifty thousand new pairs at once would set off the garbage collector.
+            # Only keys, because fifty thousand new pairs at once would trigger the garbage collector.
             async for key in each(logs, looked_at):
                 log = logs.get(key)
                 if log is not None and log.log_directory.is_online:
@@ -643,7 +644,7 @@ class LogManager:
             _LOGGER.warning("Retention of %s: %s", log.name, error)
 
     def _has(self, log: Log) -> bool:
-        """Whether the log is still one of these."""
+        """Whether the log is still in use."""
         return self._logs.get((log.topic, log.partition)) is log or self.is_future(log)
 
     async def _flush_dirty(self) -> None:
@@ -685,14 +686,14 @@ class LogManager:
     # -- common ---------------------------------------------------------------------------------------------------
 
     def _directory_failed(self, path: str, error: OSError) -> None:
-        """Called from within the failing operation, so the logs are closed only after it has ended."""
+        """Called from within the failing operation, so the logs are closed after the operation has ended."""
         _LOGGER.error("Log directory %s goes offline: %s", path, error)
         asyncio.get_running_loop().call_soon(lambda: self._background.begin(self._close_failed(path, error)))
 
     def _close_failed(self, path: str, error: OSError) -> Steps[None]:
         closed = Slices()
         for log in self.logs_in(path):
-            # Until its turn a log refuses everything, because its directory has failed.
+            # A log that is not closed yet refuses everything, because its directory has failed.
             if not self._has(log):
                 continue
             if not self.is_future(log):

@@ -1,4 +1,4 @@
-"""The gauges of the logs, of those that are still to be recovered (KIP-831), of log directories, and of open files."""
+"""The gauges of the logs, of the logs still to be recovered (KIP-831), of log directories, and of open files."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,6 +1,6 @@
-"""One sync of a whole file system for many logs, instead of one for each of their files.
+"""One sync of a whole file system for many logs, instead of a sync for each file.
 
-What must stay true: only what a log had written before the sync began counts as synced.
+What must stay true: only writes before the sync began count as synced.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from klamm.storage.log.log import Log
 from klamm.storage.segments.disk_errors import SHORTAGES
 from klamm.storage.segments.log_directory import LogDirectory
 
-# From this many logs on, one sync of the whole file system pays, although it writes other programs' files too.
+# From this many logs on, one sync of the whole file system is faster, although it also syncs other programs' files.
 LOGS_PER_SHARED_SYNC = 8
 LOGS_PER_SLICE = 50
 
 
 async def sync_together(environment: Environment, directory: LogDirectory, logs: Sequence[Log]) -> None:
-    """Syncs many logs of a directory with one sync of the file system, if it can do that. Otherwise, and after a
-    shortage, the next flush of each log syncs it: its files one by one, each with a wait for the device."""
+    """Syncs many logs of a directory with one sync of the file system, if the system can do so. Otherwise, and after a
+    shortage, the next flush of each log syncs its files one by one, each with a wait for the device."""
     if len(logs) < LOGS_PER_SHARED_SYNC or not directory.is_online:
         return
     begun = []
@@ -35,7 +35,7 @@ async def sync_together(environment: Environment, directory: LogDirectory, logs:
         return  # A log was deleted or has moved.
     except OSError as error:
         if error.errno not in SHORTAGES:
-            # As of a file: a sync that has failed is never tried again.
+            # As for a file, a failed sync is never tried again.
             directory.fail(error, f"syncing {directory.path}")
         return
     async for _, synced in each(begun, LOGS_PER_SLICE):

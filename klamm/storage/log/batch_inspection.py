@@ -1,8 +1,8 @@
-"""What a topic's configuration demands of the records inside a batch, and the inspection that checks it.
+"""The demands of a topic's configuration on the records inside a batch, and the inspection that checks them.
 
-Most topics demand nothing: their batches stay opaque. A compacted topic needs keys; each record's timestamp is compared
-with `message.timestamp.difference.max.ms`; `compression.type` may require another compression. An inspection also finds
-the largest timestamp and puts it into the header, whatever the producer has written there.
+Most topics have no demands: their batches stay opaque. A compacted topic needs keys; each record's timestamp is
+compared with `message.timestamp.difference.max.ms`; `compression.type` may require another compression. An inspection
+also finds the largest timestamp and puts it into the header, whatever the producer has written there.
 
 What must stay true:
 - An inspection is pure, with a batch as its input and an `Inspection` as its result. So it can run in another process.
@@ -32,7 +32,7 @@ from klamm.protocol.record.record_batch import (
 from klamm.protocol.record.record_walk import RecordWalk, RefusedRecord, Wanted
 from klamm.storage.log.log_config import LogConfig
 
-# The most that is inspected on the loop: about a millisecond's work.
+# The most bytes inspected on the loop: about a millisecond's work.
 AT_ONCE_STEPS = 200
 AT_ONCE_BYTES = 128 * 1024
 STEPS_PER_SLICE = 2_000
@@ -74,12 +74,12 @@ class LargeBatch(Exception):
         self.config = config
 
     def inspected(self, found: Inspection) -> Inspected:
-        """`found` in the form that the next attempt to append the batch needs."""
+        """`found`, for the next attempt to append the batch."""
         return Inspected(self.config, self.demands, found)
 
 
 def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config: LogConfig) -> Inspection | None:
-    """As `inspect`; None if that takes too long."""
+    """Like `inspect`; None if that takes too long."""
     if header.record_count > AT_ONCE_STEPS:
         return None
     try:
@@ -99,7 +99,7 @@ def inspect(batch: bytes, demands: Demands, config: LogConfig) -> Generator[int,
     """Inspects, in steps, a batch whose header has been checked.
 
     Raises KafkaError: INVALID_RECORD when the batch cannot be read, because another try would not help;
-    MESSAGE_TOO_LARGE; the errors of `LogConfig.check_batch_size` when the batch becomes too large.
+    MESSAGE_TOO_LARGE; and the errors of `LogConfig.check_batch_size` when the batch becomes too large.
     """
     header = parse_header(batch)
     max_bytes = max_decompressed_bytes(header)

@@ -1,7 +1,7 @@
-"""The log's side of a cleaning: how far it may go, what goes into it, and the swap of what comes out (`job.py`).
+"""The log's part of a cleaning: its end offset, its job, and the swap of its segments into the log (`job.py`).
 
-What must stay true: a cleaned segment takes the place of exactly the segments that it was made from. If the log was
-truncated, moved or shortened since, the cleaning is void and the log stays as it is.
+What must stay true: a cleaned segment replaces exactly the segments that it was made from. If the log was truncated,
+moved or shortened since, the cleaning is void and the log stays as it is.
 
 Source: kafka.log.LogCleaner (Cleaner.cleanSegments), kafka.log.Log (replaceSegments).
 """
@@ -15,9 +15,9 @@ from klamm.storage.segments.segment import CLEANED_SUFFIX
 def uncleanable_from(log: Log) -> int:
     """The base offset of the first segment that no cleaning may touch.
 
-    The segments below it are inactive. Their records are committed and their transactions decided: a truncation
-    could otherwise bring an older value of a key back that is no longer there. They are also on the disk: a machine
-    crash could otherwise lose the newer value and leave none.
+    The segments below it are inactive. Their records are committed and their transactions decided: otherwise a
+    truncation could remove the newer value of a key whose older value is gone. They are also on the disk: otherwise a
+    machine crash could lose the newer value.
     """
     limit = min(log.segments.active.base_offset, log.last_stable_offset, log.recovery_point)
     segment = log.segments.floor(limit)
@@ -34,11 +34,11 @@ def cleaning_job(
     map_bytes: int,
     map_load_factor: float,
 ) -> CleaningJob | None:
-    """The job of cleaning up to `first_uncleanable_offset`, or up to `uncleanable_from` if that is less. None if
-    nothing is dirty there.
+    """The job of cleaning up to `first_uncleanable_offset`, or up to `uncleanable_from` if that is less. None if no
+    record is dirty there.
 
-    Tombstones and markers leave segments that were modified `delete_retention_ms` before the last segment that is
-    clean already. Raises KafkaError(KAFKA_STORAGE_ERROR).
+    Tombstones and markers leave segments that were modified `delete_retention_ms` before the last clean segment.
+    Raises KafkaError(KAFKA_STORAGE_ERROR).
     """
     log.check_usable()
     last = log.segments.floor(min(first_uncleanable_offset, uncleanable_from(log)))
@@ -77,10 +77,10 @@ def cleaning_job(
 
 
 def swap_cleaned(log: Log, job: CleaningJob, group: CleanedGroup) -> bool:
-    """Puts a cleaned segment into the place of the segments that it was made from, whose files are deleted later.
+    """Replaces the segments that a cleaned segment was made from. Their files are deleted later.
 
-    Returns False, and changes nothing, when the job is void: since it began, the log was truncated or moved, or has
-    lost a part of these segments; or when the new segment is not what the cleaning has written. Raises
+    Returns False, and changes nothing, when the job is void: the log was truncated or moved since the job began, some
+    of these segments are gone, or the new segment is not as the cleaning has written it. Raises
     KafkaError(KAFKA_STORAGE_ERROR).
     """
     log.check_usable()

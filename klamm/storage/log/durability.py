@@ -1,11 +1,11 @@
-"""How far a log is on the disk: its syncs, and the recovery point that follows them.
+"""Which part of a log is on the disk: its syncs, and the recovery point that follows them.
 
 What must stay true:
 - Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync, and only if
   the log is still the one that was synced (`Log.generation`).
-- A sync covers what was written before it began; later writes stay unsynced (`unsynced_files.py`).
-- A sync that has failed is never tried again, unless a file could not be opened: the kernel's copy is in an unknown
-  state.
+- A sync covers the writes before it began; later writes stay unsynced (`unsynced_files.py`).
+- A failed sync is never tried again, because the kernel's copy is in an unknown state. The exception is a file that
+  could not be opened.
 
 Source: kafka.log.Log (flush).
 """
@@ -28,7 +28,7 @@ SEGMENTS_PER_SLICE = 50
 
 
 class SyncedLog(LogView, Protocol):
-    """The log that is synced."""
+    """A log, as this module needs it."""
 
     @property
     def preallocating(self) -> LogSegment | None:
@@ -37,7 +37,7 @@ class SyncedLog(LogView, Protocol):
     async def preallocation_ended(self) -> None: ...
 
     async def write_large_snapshot(self) -> None:
-        """Writes the producer snapshot that waits for a flush, if one does. Raises OSError."""
+        """Writes the producer snapshot that waits for a flush, if there is one. Raises OSError."""
 
     def write_small_snapshot(self) -> None:
         """Writes a producer snapshot, unless it is large. Raises OSError."""
@@ -80,10 +80,10 @@ class Durability:
         self.unsynced = unsynced
         self.recovery_point = recovery_point
         self.last_flush_ms = environment.now_ms()
-        # How often the loop has waited for the disk.
+        # How many times the loop has waited for the disk.
         self.syncs_on_loop = 0
-        # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
-        # it below newer records, the log would mix two histories, and recovery could not detect that.
+        # Whether a truncation may not be durable, perhaps one by a killed process. If a machine crash undid it below
+        # newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not is_clean
 
     @property
@@ -114,17 +114,17 @@ class Durability:
     # -- beside the loop ------------------------------------------------------------------------------------------
 
     async def flush(self, is_needed: Callable[[], bool] | None = None) -> None:
-        """Syncs everything appended before this call, and moves the recovery point to its end, or further. With
-        `is_needed`, a flush that is no longer needed once the present one has ended does not begin."""
+        """Syncs all records appended before this call, and moves the recovery point to their end, or further. With
+        `is_needed`, no flush begins if none is needed once the present flush has ended."""
         if self._flushes is None:
             self._flushes = SharedFlush()
         await self._flushes.join(self._flush, is_needed)
 
     async def _flush(self) -> None:
         log = self._log
-        await log.preallocation_ended()  # Until then the recovery point stays before that segment.
+        await log.preallocation_ended()  # Before that, the recovery point stays before that segment.
         log.check_usable()
-        # What is appended while the index entries are written has its own entries, which may not be written yet.
+        # Records appended while the index entries are written have entries that may not be written yet.
         end, generation = log.log_end_offset, log.generation
         try:
             await log.write_large_snapshot()
@@ -159,8 +159,8 @@ class Durability:
             self._flushed(end, now_ms)
 
     def begin_shared_sync(self) -> Callable[[], None]:
-        """Writes what is only in memory. The returned function is to be called after everything that is in the file
-        system by now has been synced; a later `flush` or `close` then has only later writes to sync.
+        """Writes what is only in memory. Call the returned function once the file system's present writes have been
+        synced; a later `flush` or `close` then syncs only later writes.
         """
         self._log.check_usable()
         try:
@@ -180,10 +180,10 @@ class Durability:
     # -- on the loop ----------------------------------------------------------------------------------------------
 
     def flush_now(self, now_ms: int, *, may_be_repeated: bool = False) -> None:
-        """As `flush`, but blocks the loop. Unless `may_be_repeated`, every sync error is final.
+        """Like `flush`, but blocks the loop. Unless `may_be_repeated`, every sync error is final.
 
-        If there is no space for index entries, the records are durable all the same and the recovery point stays:
-        recovery would rebuild the indexes.
+        If there is no space for index entries, the records become durable but the recovery point stays: a recovery
+        would rebuild the indexes.
         """
         end = self._log.log_end_offset
         try:

@@ -1,8 +1,8 @@
 """The leader's records as a follower appends them: whole batches that follow the log's end, one write for a segment.
 
 What must stay true:
-- One append has so few batches, and bytes, that it is a short step. The rest is for the next append.
-- A batch is appended only if its checksum is right, and its offsets follow those before it.
+- One append has so few batches and bytes that it is a short step. The next append takes the rest.
+- A batch is appended only if its checksum is right and its offsets follow those of the batch before.
 - The follower keeps the leader's offsets and epochs as they are.
 
 Source: kafka.log.Log (appendAsFollower, analyzeAndValidateRecords).
@@ -17,13 +17,13 @@ from klamm.protocol.record.record_batch import BatchHeader, batch_size_bytes, ch
 from klamm.protocol.record.records import EndTransactionMarker, decode_end_transaction_marker
 from klamm.storage.segments.segment import LogSegment
 
-# What one append takes: some milliseconds of work. A batch with more bytes is an append by itself.
+# The most that one append takes: some milliseconds of work. A batch with more bytes is an append by itself.
 BATCHES_PER_SLICE = 300
 BYTES_PER_SLICE = 1024 * 1024
 
 
 class Batch(NamedTuple):
-    """A batch to be appended, with its final offsets, and its marker if it is a control batch."""
+    """A batch to append, with its final offsets, and its marker if it is a control batch."""
 
     position: int
     header: BatchHeader
@@ -31,9 +31,9 @@ class Batch(NamedTuple):
 
 
 def check_batches(records: Buffer, log_end_offset: int, log_name: str) -> list[Batch]:
-    """The first whole batches in `records`, as many as one append takes, or as are good before one that is not.
+    """The first whole batches in `records`: as many as one append takes, or all before the first bad batch.
 
-    Raises KafkaError, about the first of them: CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE.
+    Raises KafkaError if the first batch is bad: CORRUPT_MESSAGE, OFFSET_OUT_OF_RANGE.
     """
     batches: list[Batch] = []
     try:
@@ -71,8 +71,8 @@ def first_batch(records: Buffer) -> Buffer:
 
 
 def first_segment(batches: Sequence[Batch], active: LogSegment, segment_bytes: int) -> Sequence[Batch]:
-    """The first of the batches, as many as fit into one segment: into `active`, or, if the first of them does not, into
-    the next one."""
+    """The first batches that fit into one segment: into `active`, or, if the first batch does not fit there, into the
+    next segment."""
     room, base_offset = segment_bytes - active.size_bytes, active.base_offset
     for count, batch in enumerate(batches):
         room -= batch.header.size_bytes

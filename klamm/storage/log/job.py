@@ -1,22 +1,22 @@
-"""What goes into a cleaning, and what comes out of it. Plain values, because they pass between processes.
+"""The job and the result of a cleaning. Plain values, because they pass between processes.
 
-The way of a cleaning:
-1. `cleaning.cleaning_job` on the broker's loop collects all that the log knows in memory.
-2. `cleaner.clean(job, file_system)` does the long work, off the loop: it only reads the log's files, and writes files
+The steps of a cleaning:
+1. `cleaning.cleaning_job` on the broker's loop collects the log's state in memory.
+2. `cleaner.clean(job, file_system)` does the long work off the loop: it only reads the log's files, and writes files
    with the suffix `.cleaned`.
-3. `cleaning.swap_cleaned(log, job, group)` on the loop takes the segments of one group out of the log and puts the new
-   one in. Each call takes a few milliseconds; other work may run between two calls. Then `new_first_dirty_offset` is
-   the first dirty offset for the next cleaning.
+3. `cleaning.swap_cleaned(log, job, group)` on the loop replaces the segments of one group by the new segment. Each call
+   takes a few milliseconds; other work may run between two calls. After the last call, `new_first_dirty_offset` is the
+   first dirty offset for the next cleaning.
 
-What the caller keeps to:
-- One cleaning at a time for a directory, from the job until its last swap; a cancelled one counts until its work has
-  really ended. Two would write the same files.
+The caller keeps to these rules:
+- A directory has one cleaning at a time, from the job until its last swap. A cancelled cleaning counts until its work
+  has really ended. Two cleanings would write the same files.
 - The groups are swapped in their order, so that no tombstone leaves the log before the records that it deletes.
 - When `swap_cleaned` returns False, the log has changed in a way that makes the cleaning void. The later groups are
   not swapped, `cleaned_segment.remove_cleaned_files` (off the loop) removes their files, and the first dirty offset
   stays.
-- As long as the cleaning lasts, retention deletes nothing of the log if that can be had; else the cleaning may be void.
-- New files take as much room as the log will have; the old ones stay for file.delete.delay.ms longer.
+- During the cleaning, retention should delete no segment of the log. Otherwise the cleaning may be void.
+- The new files need room for the cleaned log; the old files stay for file.delete.delay.ms longer.
 """
 
 from dataclasses import dataclass
@@ -24,15 +24,15 @@ from typing import NamedTuple
 
 
 class SourceSegment(NamedTuple):
-    """A segment of the log that is to be cleaned."""
+    """A segment of the log to clean."""
 
     base_offset: int
     size_bytes: int
 
 
 class LastRecord(NamedTuple):
-    """What must stay in the log of a producer that is still active: the batch that ends at `last_data_offset`, or,
-    where that is -1, its markers of this epoch."""
+    """The part of an active producer's batches that must stay: the batch that ends at `last_data_offset`, or, where
+    that is -1, the producer's markers of this epoch."""
 
     producer_id: int
     last_data_offset: int
@@ -70,7 +70,7 @@ class CleaningJob:
 class CleanedGroup(NamedTuple):
     """A finished segment, whose files are synced and have the suffix `.cleaned`, and the segments that it replaces.
 
-    The new segment has the base offset of the first of them.
+    The new segment has the base offset of the first replaced segment.
     """
 
     source_base_offsets: tuple[int, ...]
@@ -101,7 +101,7 @@ class CleaningStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CleaningResult:
-    """`groups` in the order in which they are to be swapped."""
+    """`groups` are in the order in which the caller must swap them."""
 
     groups: tuple[CleanedGroup, ...]
     new_first_dirty_offset: int
@@ -109,8 +109,8 @@ class CleaningResult:
 
 
 class CleaningProgress(NamedTuple):
-    """One step of a cleaning: the bytes that it has read and written, for a throttle, and whether the offset map was
-    still being filled."""
+    """One step of a cleaning: the bytes read and written, for a throttle, and whether the step filled the offset
+    map."""
 
     size_bytes: int
     is_filling_map: bool

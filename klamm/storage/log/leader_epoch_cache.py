@@ -17,7 +17,7 @@ EpochEntry = tuple[int, int]
 
 
 class LeaderEpochCache:
-    """(epoch, start offset) entries. `persist` writes them to disk; the methods that change them raise its errors."""
+    """(epoch, start offset) entries. `persist` writes them to disk; methods that change entries raise its errors."""
 
     __slots__ = ("_entries", "_persist")
 
@@ -39,10 +39,10 @@ class LeaderEpochCache:
         return self._entries[0] if self._entries else None
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Epoch `epoch` begins at `start_offset`, unless it is known to begin there or before.
+        """Epoch `epoch` begins at `start_offset`, unless an entry says that it begins there or before.
 
-        Entries that contradict this (a later epoch, or a start at or after this one) are dropped. An append that failed
-        on a full disk leaves such entries behind.
+        Drops contradicting entries (a later epoch, or a start at or after this one). An append that failed on a full
+        disk leaves such entries behind.
         """
         if self._entries:
             last_epoch, last_start = self._entries[-1]
@@ -63,11 +63,11 @@ class LeaderEpochCache:
         if higher == len(self._entries):
             return UNDEFINED
         end_offset = self._entries[higher][1]
-        # The records before the first known epoch are gone, so the requested epoch is returned itself.
+        # The records before the first known epoch are gone, so the result has the requested epoch itself.
         return (epoch if higher == 0 else self._entries[higher - 1][0]), end_offset
 
     def epoch_for(self, offset: int) -> int:
-        """The epoch that the record at `offset` was written in; -1 when not known."""
+        """The leader epoch of the record at `offset`; -1 when not known."""
         at = bisect_right(self._entries, offset, key=lambda entry: entry[1])
         return self._entries[at - 1][0] if at else NO_EPOCH
 

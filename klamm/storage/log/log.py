@@ -1,7 +1,7 @@
 """The log of one partition replica: its offsets, its segments and its producer state, which must agree with each other.
 
 An append, a roll, a truncation and a deletion each change all three in one step, and nothing else changes them. That is
-why this class is long. What decides about a change, and what only looks at the log, is in modules of its own:
+why this class is long. Other modules decide about a change, or only read the log:
 
 | module                              | what                                                         |
 |-------------------------------------|--------------------------------------------------------------|
@@ -10,15 +10,14 @@ why this class is long. What decides about a change, and what only looks at the 
 | `truncation`                        | where the log is cut, and its state there                    |
 | `retention`                         | which segments are deleted                                   |
 | `durability`                        | the syncs, and the recovery point                            |
-| `cleaning`                          | what compaction gets, and how its segments come into the log |
+| `cleaning`                          | the job of a cleaning, and the swap of its segments          |
 | `log_reader`                        | reads and lookups                                            |
 
 What must stay true:
 - log start offset <= high watermark <= log end offset; recovery point <= log end offset.
 - Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync.
-- An append is either whole in the log, with its indexes, producer state and leader epoch, or has changed nothing that a
-  reader or the next append could notice. A full disk refuses an append in this way; appends work again when there is
-  space.
+- An append is either whole in the log, with its indexes, producer state and leader epoch, or has no effect on readers
+  and the next append. A full disk refuses an append in this way; appends work again when there is space.
 - After any other disk error the log directory is offline, and the log answers KAFKA_STORAGE_ERROR.
 - All methods run on the loop's thread. Only `flush` and reads of cold pages leave it, and check the log's state again
   afterwards.
@@ -66,12 +65,12 @@ __all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost", "Od
 
 _LOGGER = logging.getLogger(__name__)
 
-# While more inactive segments than these are to be flushed, appends should wait: a client can begin segments faster
-# than a disk can sync their files, and each takes memory until then.
+# While more inactive segments than these wait for a flush, appends should wait: a client can begin segments faster than
+# a disk can sync their files, and each unflushed segment takes memory.
 MAX_UNFLUSHED_SEGMENTS = 64
 # The files of this many segments are closed in one slice.
 SEGMENTS_PER_SLICE = 50
-# The files of a segment that is deleted are renamed, in some hundred microseconds.
+# Deleting a segment renames its files, in some hundred microseconds.
 DELETED_PER_SLICE = 20
 
 
@@ -95,7 +94,7 @@ class AppendInfo(NamedTuple):
 
 
 class LogHost(Protocol):
-    """Later work that a log leaves to its manager, and what all logs count together."""
+    """Later work that a log leaves to its manager, and the counts of all logs together."""
 
     flush_times_ms: Histogram
 
@@ -121,10 +120,10 @@ class Log:
     Unless they say otherwise, methods that touch the disk raise KafkaError(KAFKA_STORAGE_ERROR).
     """
 
-    # Attributes of the class until a log needs its own, which few do: one more attribute costs each log 700 bytes.
-    # Why the sync before the next append failed: that append fails, too, instead of trying again on the loop.
+    # Attributes of the class, because few logs need their own: one more attribute costs each log 700 bytes.
+    # Why the sync before the next append failed. That append fails, too, instead of trying again on the loop.
     _unsynced_because: KafkaError | None = None
-    # The segment that is being preallocated, and what is set when that has ended.
+    # The segment that is being preallocated, and the event that its preallocation has ended.
     _preallocating: LogSegment | None = None
     _preallocated: asyncio.Event | None = None
     _ahead: WrittenAhead | None = None
@@ -158,14 +157,14 @@ class Log:
         self.snapshots = loaded.snapshots
         self._producer_state = loaded.producer_state
         self._log_start_offset = loaded.log_start_offset
-        # What log-start-offset-checkpoint says of this log.
+        # This log's entry in log-start-offset-checkpoint.
         self.checkpointed_start_offset = loaded.log_start_offset
         self._log_end_offset = loaded.log_end_offset
         self._high_watermark = loaded.log_start_offset
         self._is_closed = False
         # Whether `prepare_append` should come before the next append.
         self.must_prepare = False
-        # Tells cleanings whether the records that they have read are still those of the log.
+        # Shows a cleaning whether its records are still those of the log.
         self.truncations = 0
         self._reader = LogReader(environment, self)
         self.durability = Durability(
@@ -195,32 +194,32 @@ class Log:
 
     @property
     def durable_log_start_offset(self) -> int:
-        """The log start offset that a restart would find: behind `log_start_offset` until that is checkpointed."""
+        """The log start offset that a restart would find: below `log_start_offset` until that is checkpointed."""
         if self._log_start_offset <= self.checkpointed_start_offset:
             return self._log_start_offset
         return min(self._log_start_offset, max(self._segments.first.base_offset, self.checkpointed_start_offset))
 
     @property
     def needs_start_checkpoint(self) -> bool:
-        """Whether only a checkpoint tells a restart the log start offset: it is within a segment, or a machine crash
-        could bring older segments back."""
+        """Whether a restart needs the checkpoint to find the log start offset: the offset is within a segment, or a
+        machine crash could bring older segments back."""
         return self._log_start_offset > self._segments.first.base_offset or (
             self._log_start_offset > 0 and self.directory in self.durability.unsynced
         )
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset of the next record."""
         return self._log_end_offset
 
     @property
     def high_watermark(self) -> int:
-        """The offset before which everything is on all in-sync replicas."""
+        """The offset below which every record is on all in-sync replicas."""
         return self._high_watermark
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset before which every transaction is decided; never above the high watermark."""
+        """The offset below which every transaction is decided; never above the high watermark."""
         first_unstable = self._producer_state.first_unstable_offset
         if first_unstable is None or first_unstable >= self._high_watermark:
             return self._high_watermark
@@ -236,7 +235,7 @@ class Log:
 
     @property
     def recovery_point(self) -> int:
-        """The offset before which everything is on the disk."""
+        """The offset below which every record is on the disk."""
         return self.durability.recovery_point
 
     @property
@@ -246,7 +245,7 @@ class Log:
 
     @property
     def generation(self) -> int:
-        """Another number after each truncation, swap or move, after which what was read before is void."""
+        """A number that changes with each truncation, swap or move: earlier reads are then void."""
         return self._reader.generation
 
     @property
@@ -264,11 +263,11 @@ class Log:
         self._reader.invalidate()
 
     def take_place_of(self, other: "Log") -> None:
-        """Takes over what `other`, a log with the same records, knows beyond its records: the topic id, leader epochs
-        in which there is no record yet, the log start offset, the high watermark and the first dirty offset. Until the
-        next sync, the name of the directory of `other` counts as unsynced.
+        """Takes over the state of `other`, a log with the same records, that the records do not have: the topic id,
+        leader epochs without records, the log start offset, the high watermark and the first dirty offset. Until the
+        next sync, the log directory of `other` counts as unsynced.
 
-        Raises KafkaError(KAFKA_STORAGE_ERROR); then nothing has changed that matters.
+        Raises KafkaError(KAFKA_STORAGE_ERROR); the changes made before the error do no harm.
         """
         if other.topic_id is not None:
             self.assign_topic_id(other.topic_id)
@@ -307,7 +306,7 @@ class Log:
         try:
             self.leader_epochs.truncate_from_start(offset)
         except KafkaError:
-            # On a full disk the epochs stay as they are, and the next start corrects them: old records can still go.
+            # On a full disk the epochs stay as they are, and the next start corrects them. Deletions must continue.
             self.check_usable()
         self._log_start_offset = offset
         self.durability.start_moved(offset)
@@ -342,9 +341,9 @@ class Log:
 
         A batch whose compression differs from compression.type is compressed anew first.
 
-        Raises KafkaError: as `validate_and_assign_offsets`, KAFKA_STORAGE_ERROR. Raises LargeBatch for a batch that a
-        worker must inspect. Another call with the result appends it then, and checks everything again, because the log
-        may have changed meanwhile.
+        Raises KafkaError: the errors of `validate_and_assign_offsets`, and KAFKA_STORAGE_ERROR. Raises LargeBatch for a
+        batch that a worker must inspect. A second call with the worker's result appends the batch, and checks it again,
+        because the log may have changed meanwhile.
         """
         self.check_usable()
         batch = validate_and_assign_offsets(records, self, leader_epoch, origin, now_ms, inspected)
@@ -363,10 +362,11 @@ class Log:
         )
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
-        """Appends the first of the leader's records: whole batches with their offsets, and maybe a part of one more.
+        """Appends the first whole batches of the leader's records, with their offsets. A part of a batch may follow
+        them.
 
-        `size_bytes` of the result says how much was appended: what is a short step, in one segment. The rest is for
-        further appends, each of which may have to be prepared (`must_prepare`). If it is 0, there is no whole batch.
+        `size_bytes` of the result says how much was appended: a short step, in one segment. Further appends take the
+        rest, and each may have to be prepared (`must_prepare`). If `size_bytes` is 0, there is no whole batch.
 
         Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when the records do not follow the log's end.
         """
@@ -421,7 +421,7 @@ class Log:
         last_offset = last.last_offset
         try:
             if self.durability.is_sync_due(last_offset + 1):
-                # A sync opens one file after another. It must not fail after the append for lack of a descriptor: the
+                # A sync opens one file after another. After the append it must not fail for lack of a descriptor: the
                 # records would be in the log and count as replicated.
                 spare = self._file_system.open(self._segments.active.path)
             segment = self._segment_for(len(records), first.base_offset, last_offset, newest.max_timestamp, now_ms)
@@ -447,12 +447,12 @@ class Log:
         if ended:
             segment.transaction_index.note(ended)
 
-    # -- what comes before an append ------------------------------------------------------------------------------
+    # -- before an append -----------------------------------------------------------------------------------------
 
     async def prepare_append(self) -> None:
-        """Does what the next append would hold the loop for, or should wait for (`must_prepare`): a sync after a
-        truncation, or of segments that were begun too fast; reading large indexes; the append of a batch that is being
-        written ahead. If the sync after a truncation fails, the next append raises the error."""
+        """Prepares the next append, which would otherwise hold the loop or come too early (`must_prepare`): syncs after
+        a truncation, or if segments were begun too fast; reads large indexes; waits for the append of a batch that is
+        being written ahead. If the sync after a truncation fails, the next append raises the error."""
         while self._ahead is not None:
             await self._ahead.ended.wait()
         try:
@@ -475,9 +475,9 @@ class Log:
     async def writing_ahead(
         self, records: Buffer, origin: AppendOrigin, inspected: Inspected | None = None
     ) -> AsyncIterator[None]:
-        """Writes a large batch in pieces, so that its append, which should follow inside this context with the same
-        objects, is a short step (`written_ahead.py`). What is not one large batch is left to the append, and so is a
-        batch that must be inspected first.
+        """Writes a large batch in pieces, so that its append is a short step (`written_ahead.py`). The append should
+        follow inside this context with the same objects. Writes nothing if `records` are not one large batch, or must
+        be inspected first.
 
         Raises KafkaError(KAFKA_STORAGE_ERROR).
         """
@@ -486,7 +486,7 @@ class Log:
         now_ms, config = self._environment.now_ms(), self.config
         most = config.segment_bytes
         if origin is AppendOrigin.CLIENT:
-            most = min(most, config.max_message_bytes)  # The append refuses more.
+            most = min(most, config.max_message_bytes)  # The append refuses larger batches.
         header = header_of_large(records, most)
         if header is None or (inspected is None and demands_on(header, config, origin, now_ms) is not None):
             yield
@@ -509,12 +509,12 @@ class Log:
             except OSError as error:
                 raise self.storage_error(error, "appending") from error
             yield
-        finally:  # Also of a task that is cancelled: other appends wait for this.
+        finally:  # Even if the task is cancelled, because other appends wait for this.
             if self._ahead is ahead:
                 self._drop_ahead()
 
     def _end_ahead(self, records: Buffer, segment: LogSegment) -> bool:
-        """Whether `records` are written ahead in `segment`. If not, what is written ahead is thrown away."""
+        """Whether `records` are written ahead in `segment`. If not, throws away the bytes that are written ahead."""
         assert self._ahead is not None
         ahead, self._ahead = self._ahead, None
         self._update_must_prepare()
@@ -527,7 +527,7 @@ class Log:
             try:
                 self._end_ahead(b"", self._segments.active)
             except OSError as error:
-                # A client has chosen these bytes; a later append before them could make them batches.
+                # A client has chosen these bytes. A later append before them could turn them into batches.
                 raise self.log_directory.fail(error, f"cutting {self.name}") from error
 
     def _segment_for(
@@ -572,12 +572,12 @@ class Log:
         self._update_must_prepare()
         self._host.log_rolled(self)
         self._host.segment_begun(self)
-        # Truncations and a clean stop leave snapshots that are no segment's.
+        # Truncations and a clean stop leave snapshots that belong to no segment.
         self.snapshots.drop_stray(self._segments.has_base)
         return segment
 
     async def write_large_snapshot(self) -> None:
-        """Writes the producer snapshot that waits for a flush, if one does. Raises OSError."""
+        """Writes the producer snapshot that waits for a flush, if there is one. Raises OSError."""
         truncations = self.truncations
         is_wanted = lambda: not self._is_closed and self.truncations == truncations  # noqa: E731  # short
         if await self.snapshots.write_pending(self._environment, is_wanted):
@@ -600,8 +600,8 @@ class Log:
     async def preallocate(self) -> None:
         """Reserves the disk space of a whole segment (segment.bytes) for the active segment, off the loop.
 
-        Without it appends work as well, so a disk that has no room for it, or cannot do it, is only a line in the log.
-        A segment that meanwhile becomes inactive is trimmed afterwards; until then it would be recovered after a crash.
+        Appends also work without preallocation, so a failure is only logged. A segment that becomes inactive meanwhile
+        is trimmed afterwards; until then a crash would cause its recovery.
         """
         segment = self._segments.active
         if self._is_closed or self._preallocating is not None or segment.is_preallocated:
@@ -609,7 +609,7 @@ class Log:
         try:
             file = segment.pin()
         except OSError as error:
-            # The log may have been given up before it was complete.
+            # A log that was not loaded completely may have been abandoned.
             _LOGGER.warning("%s is not preallocated: %s", segment.path, error)
             return
         self._preallocating = segment
@@ -635,7 +635,7 @@ class Log:
             self._preallocated = None
 
     def new_segment(self, base_offset: int, created_ms: int, *, suffix: str = "") -> LogSegment:
-        """A segment that is not in the log, and whose files need not be there."""
+        """A segment that is not in the log yet. Its files need not exist."""
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
         segment = LogSegment(
             self._file_system,
@@ -668,8 +668,8 @@ class Log:
             self._host.delete_later(self, paths)
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Deletes segments that are past retention (`retention.breaches`), some of the oldest. Returns how many: until
-        it is none, there may be more."""
+        """Deletes some of the oldest segments that breach retention (`retention.breaches`). Returns how many. The
+        caller repeats the call until it returns 0."""
         self.check_usable()
         count = 0
         try:
@@ -688,16 +688,16 @@ class Log:
         if len(oldest) == len(self._segments):
             self._drop_ahead()
             self._roll(self._log_end_offset, now_ms)
-        # The epochs are written first: if the disk fails then, the segments are still there.
+        # The epochs are written first: if the disk then fails, the segments still exist.
         self._move_start(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
         self._remove_segments(oldest)
         self._remove_snapshots(oldest)
 
     def replace_segments(self, new: LogSegment, old: Sequence[LogSegment]) -> None:
-        """Puts a cleaned segment into the place of the segments that it was made from (`swap.py`). Raises OSError; then
-        only the next start can finish it."""
+        """Replaces the segments that a cleaned segment was made from (`swap.py`). Raises OSError; then only the next
+        start can finish the swap."""
         begin_swap(self._file_system, self.directory, new.base_offset)
-        # Pending reads begin anew, because the end of an old segment is not the beginning of the one after it now.
+        # Pending reads begin anew: the end of an old segment may no longer be the beginning of the next segment.
         self._reader.invalidate()
         self._remove_segments(old)
         end_swap(self._file_system, self.directory, new.base_offset)
@@ -712,22 +712,22 @@ class Log:
     # -- truncation -----------------------------------------------------------------------------------------------
 
     def truncation_step(self, offset: int) -> int | None:
-        """Where to truncate first, on the way to `offset` (-1: everything), so that each truncation is a short step:
-        newer segments go first, some at a time. None if few are left, or none."""
+        """The offset to truncate to first, on the way to `offset` (-1: everything), so that each truncation is a short
+        step. Some of the newest segments go at a time. None once few segments are left to remove."""
         if self._segments.count_from(offset) - 1 <= DELETED_PER_SLICE:
             return None
         return self._segments.base_offsets[-1 - DELETED_PER_SLICE]
 
     def prepare_truncation(self, offset: int) -> Coroutine[Any, Any, Truncation | None]:
-        """Does the long part of `truncate_to(offset)` off the loop, as `truncation.prepare`."""
+        """Does the long part of `truncate_to(offset)` off the loop (`truncation.prepare`)."""
         return prepare(self._environment, self, offset)
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
-        """Removes everything from `offset` on. Returns whether there was anything to remove.
+        """Removes all records from `offset` on. Returns whether there was a record to remove.
 
         When `offset` lies within a batch, the whole batch is removed, and the log ends at the batch's base offset. The
-        next append waits for the disk, unless a `flush` comes first. `prepared` spares the loop a walk through the log;
-        if the log has changed since, it is walked here.
+        next append waits for the disk, unless a `flush` comes first. `prepared` saves the loop a walk through the log,
+        unless the log has changed since.
         """
         self.check_usable()
         if offset >= self._log_end_offset:
@@ -763,7 +763,7 @@ class Log:
         self.check_usable()
         self._drop_ahead()
         try:
-            # Opened first: its close frees the one descriptor that the new segment needs at a time.
+            # Opened first: closing it later frees the one descriptor that the new segment needs at a time.
             self._segments.active.file()
         except OSError as error:
             if error.errno in SHORTAGES:
@@ -799,7 +799,7 @@ class Log:
         self._host.log_truncated(self)
 
     def _remove_newest_first(self, segments: Sequence[LogSegment]) -> None:
-        """Newest first, so that a process killed meanwhile leaves no hole in the log."""
+        """Removes the newest segment first, so that a process killed meanwhile leaves no hole in the log."""
         self._remove_segments(segments[::-1])
 
     # -- read -----------------------------------------------------------------------------------------------------
@@ -807,27 +807,27 @@ class Log:
     def read(
         self, offset: int, max_bytes: int, *, max_offset: int, minimum_one_batch: bool
     ) -> Coroutine[Any, Any, FetchedRecords]:
-        """As `LogReader.read`."""
+        """See `LogReader.read`."""
         return self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
-        """As `LogReader.readable_bytes`."""
+        """See `LogReader.readable_bytes`."""
         return self._reader.readable_bytes(offset, max_offset)
 
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int, most: int | None = None
     ) -> Steps[list[tuple[int, int]] | None]:
-        """As `LogReader.aborted_transactions`."""
+        """See `LogReader.aborted_transactions`."""
         return self._reader.aborted_transactions(fetch_offset, upper_offset, most)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> Coroutine[Any, Any, Found | None]:
-        """As `LogReader.offset_for_timestamp`."""
+        """See `LogReader.offset_for_timestamp`."""
         return self._reader.offset_for_timestamp(timestamp_ms)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     def flush(self) -> Coroutine[Any, Any, None]:
-        """As `Durability.flush`."""
+        """See `Durability.flush`."""
         return self.durability.flush()
 
     def synced(self) -> None:
@@ -850,7 +850,7 @@ class Log:
 
     async def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> None:
         """Forgets producers that have been idle for `expiration_ms` (transactional.id.expiration.ms)."""
-        # A truncation meanwhile gives the log another state.
+        # A truncation meanwhile replaces the producer state.
         await in_slices(self._producer_state.remove_expired(now_ms, expiration_ms))
 
     async def close(self) -> None:
@@ -875,7 +875,7 @@ class Log:
         await self.durability.sync(self._log_end_offset, self.generation)
 
     def abandon(self) -> None:
-        """Ends all use of the log, which is deleted or whose disk has failed; nothing more is written. The steps of
+        """Ends all use of the log, because it is deleted or its disk has failed. Nothing more is written. The steps of
         `close_abandoned` should follow. Idempotent."""
         self._is_closed = True
         self.durability.abandon()

@@ -43,7 +43,7 @@ class LogConfig:
     min_compaction_lag_ms: int = 0
     max_compaction_lag_ms: int = _MAX_LONG
     compression_type: str = "producer"
-    # The size at which a segment is closed, where that is less than segment.bytes, the largest size of a batch.
+    # The size at which a segment is closed, if it is below segment.bytes, which then only bounds a batch.
     roll_bytes: int = 2**31 - 1
     preallocate: bool = False
 
@@ -58,7 +58,8 @@ class LogConfig:
 
     @cached_property
     def max_segment_ms(self) -> int:
-        """The age at which a segment is closed. Only closed segments are compacted, so max.compaction.lag.ms counts."""
+        """The age at which a segment is closed. Only closed segments are compacted, so max.compaction.lag.ms bounds
+        it."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
     @cached_property

@@ -4,10 +4,10 @@ What must stay true:
 - After a clean shutdown nothing is verified; only missing files are rebuilt.
 - After a crash every segment from the recovery point on is verified; the log is cut at the first bad byte and
   everything after it is dropped. Records below the recovery point were synced before the recovery point moved.
-- A gap between two segments ends the log only where nothing says that compaction has left it.
+- A gap between two segments ends the log, unless compaction may have left the gap.
 - Indexes, producer state and leader epochs of the verified part are rebuilt from the batches.
-- Whatever is rebuilt of a part that need not be verified, producers and open transactions, comes from batches with the
-  right checksum, or the log is not opened.
+- In the part that need not be verified, producers and open transactions are rebuilt only from batches with the right
+  checksum. Otherwise the log is not opened.
 - A crash at any moment of loading leaves a directory that loads to the same log.
 
 Source: kafka.log.Log (loadSegments, recoverLog), ProducerStateManager.
@@ -54,7 +54,7 @@ from klamm.storage.segments.unsynced_files import HALF_WRITTEN_SUFFIX, UnsyncedF
 _LOGGER = logging.getLogger(__name__)
 _TEMPORARY_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, HALF_WRITTEN_SUFFIX)
 _MAX_BASE_OFFSET = 2**63 - 2
-# A replay may be on the loop.
+# Small, because a replay may run on the loop.
 _REPLAY_WINDOW_BYTES = 64 * 1024
 _SEGMENT_FILE = re.compile(r"(?P<offset>[0-9]{20})(?P<kind>\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 
@@ -74,7 +74,7 @@ class LoadedLog:
     recovery_point: int
     topic_id: UUID | None
     is_clean: bool
-    # The base offset of the first segment that was recovered; None when no segment was.
+    # The base offset of the first recovered segment; None when no segment was recovered.
     recovered_from: int | None
 
 
@@ -134,10 +134,11 @@ class _Loader:
             self._names = self._list()
         self._open_segments()
         self._snapshots = self._find_snapshots()
-        # A log from before there were producers, as Kafka takes it: it is not read in search of them.
+        # As in Kafka, a log without snapshots counts as a log from before there were producers, and is not read for
+        # them.
         self._is_without_snapshots = is_clean and not self._snapshots.offsets
         known_epochs = self._read_leader_epochs()
-        # Written once, at the end: a crash must not leave a half-built version, which would look valid.
+        # Written once, at the end: after a crash, a half-built version would look valid.
         self._epochs = LeaderEpochCache(known_epochs or [], persist=lambda entries: None)
         if len(self._segments):
             log_start_offset = max(log_start_offset, self._segments.first.base_offset)
@@ -190,7 +191,7 @@ class _Loader:
             self._file_system.rename(self._path(source), self._path(target))
 
     def _remove_temporary_files(self) -> None:
-        """Removes .deleted, .cleaned and .tmp files. Completes interrupted swaps (`compaction.swap`)."""
+        """Removes .deleted, .cleaned and .tmp files. Completes interrupted swaps (`swap.py`)."""
         names = self._list()
         for name in names:
             if name.endswith((DELETED_SUFFIX, HALF_WRITTEN_SUFFIX)):
@@ -198,7 +199,7 @@ class _Loader:
         cleaned = [name for name in names if name.endswith(CLEANED_SUFFIX)]
         swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
         if cleaned:
-            # The swaps go first: without the .cleaned files they would count as ready.
+            # The .swap files go first: without the .cleaned files their swap would count as ready.
             first = min(map(_offset_of, cleaned))
             for name in swaps:
                 if _offset_of(name) >= first:
@@ -216,7 +217,7 @@ class _Loader:
             self._remove_if_exists(name)
 
     def _finish_swap(self, base_offset: int) -> None:
-        """Replaces the segments that a compacted segment was made from. May be repeated after a crash."""
+        """Replaces the segments that a cleaned segment was made from. May be repeated after a crash."""
         swap = self._new_segment(base_offset, suffix=SWAP_SUFFIX)
         swap.open_existing()
         next_offset = base_offset
@@ -230,7 +231,7 @@ class _Loader:
             old = int(match["offset"])
             if base_offset < old < next_offset or (old == base_offset and match["kind"] != LOG_SUFFIX):
                 self._remove_if_exists(name)
-        # The log first: an index is removed as long as its log is to be swapped.
+        # The log file first: while it ends with .swap, the loader removes the segment's other files.
         for kind in (LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX):
             self._rename_if_exists(file_name(base_offset, kind + SWAP_SUFFIX), file_name(base_offset, kind))
         self._file_system.sync_directory(self._directory)
@@ -315,7 +316,7 @@ class _Loader:
                 return end, self._load_producer_state(end)
             except (CorruptIndexError, KafkaError) as error:
                 if isinstance(error, KafkaError) and error.code is ErrorCode.KAFKA_STORAGE_ERROR:
-                    raise  # The log is whole; only a write that a crash has torn may be cut.
+                    raise  # The log is whole. A cut is allowed only for a write torn by a crash.
                 _LOGGER.warning("Recovering %s although it was shut down cleanly: %s", active.path, error)
                 damaged = active
         return self._recover(damaged.base_offset)
@@ -354,11 +355,11 @@ class _Loader:
         return state
 
     def _load_snapshot(self, at_most: int) -> ProducerState:
-        """The state that a replay up to `at_most` begins with; without a good snapshot, an empty one at the log's first
-        batch. Where a clean log has no snapshot at all nothing is replayed, and its producers count as expired.
+        """The state from which to replay up to `at_most`. Without a good snapshot, an empty state at the log's first
+        batch. If a clean log has no snapshot at all, nothing is replayed, and its producers count as expired.
 
-        A transaction that was finished above the high watermark is not stable yet, which only a replay of its batches
-        shows.
+        A transaction that was finished above the high watermark is not stable yet. Only a replay of its batches shows
+        that.
         """
         state = self._snapshots.load_latest(at_most)
         first = self._segments.first.base_offset
@@ -368,21 +369,21 @@ class _Loader:
             return ProducerState(first)
         if self._high_watermark is None:
             return state
-        # The checkpoint may be older than the deletion of segments; what was before them, their snapshot tells.
+        # The checkpoint may be older than a deletion of segments. The snapshot has the state before the first segment.
         high_watermark = max(self._high_watermark, first)
         if not state.has_markers or not self._has_marker(high_watermark, state.end_offset):
             return state
         return self._snapshots.load_latest(high_watermark) or ProducerState(first)
 
     def _has_marker(self, start_offset: int, end_offset: int) -> bool:
-        """Whether a transaction ends from `start_offset` on and before `end_offset`."""
+        """Whether a transaction ends in [start_offset, end_offset)."""
         for segment in self._segments.starting_with(start_offset) if start_offset < end_offset else ():
             segment.load_indexes()
             position = segment.offset_index.lookup(start_offset)
             for _, header, batch in whole_batches(segment.file(), position, segment.size_bytes, _REPLAY_WINDOW_BYTES):
                 if header.base_offset >= end_offset:
                     return False
-                # A damaged batch may have been one: the replay tells of it.
+                # A damaged batch may have been a marker. The replay reports the damage.
                 if header.base_offset >= start_offset and (header.is_control or not crc_matches(batch, 0, header)):
                     return True
         return False
@@ -405,8 +406,8 @@ class _Loader:
         self._epochs.truncate_from_end(start)
         end = self._end_of(trusted[-1]) if trusted else start
         for number, segment in enumerate(suspect):
-            # A segment that begins below the end: a machine crash undid its deletion by a truncation, but not the newer
-            # records. One that begins above the end: compaction has dropped records, or the crash lost the end of the
+            # If the segment begins below the end, a machine crash undid its deletion by a truncation, but not the newer
+            # records. If it begins above the end, compaction has dropped records, or the crash lost the end of the
             # segment before it.
             is_hole = segment.base_offset > end and number > 0
             if segment.base_offset < end or (is_hole and not self._is_compacted_at(segment.base_offset)):
@@ -426,8 +427,8 @@ class _Loader:
     def _is_compacted_at(self, base_offset: int) -> bool:
         """Whether compaction may have dropped the records before this segment, now or when the topic was compacted.
 
-        Below the first dirty offset are cleaned segments, which were synced. A follower of a compacted log has
-        none, and a cleaner may have died before its checkpoint: then offsets are missing elsewhere in the log, too.
+        Segments below the first dirty offset are cleaned, and were synced. A follower of a compacted log has no first
+        dirty offset, and a cleaner may have died before its checkpoint: then offsets are missing elsewhere, too.
         """
         return self._config.is_compacted or base_offset <= self._first_dirty_offset or self._lacks_offsets
 
@@ -442,7 +443,7 @@ class _Loader:
                         return True
                     next_offset = header.next_offset
             except KafkaError:
-                continue  # The part before the damage counts.
+                continue  # Only the part before the damage counts.
         return False
 
     def _end_of(self, segment: LogSegment) -> int:
@@ -524,8 +525,8 @@ class _Loader:
 def replay_batches(file: File, position: int, end: int, state: ProducerState, *, max_batches: int | None = None) -> int:
     """Applies the batches in [position, end) that `state` does not have yet. Returns the position where it stopped.
 
-    Raises OSError; KafkaError: CORRUPT_MESSAGE where bytes are no batch, KAFKA_STORAGE_ERROR for a batch with a wrong
-    checksum: it is not known which producer it is of, or whether it ends a transaction.
+    Raises OSError; KafkaError: CORRUPT_MESSAGE where bytes are not a batch, KAFKA_STORAGE_ERROR for a batch with a
+    wrong checksum, because its producer is unknown and it may end a transaction.
     """
     for found, header, batch in islice(whole_batches(file, position, end, _REPLAY_WINDOW_BYTES), max_batches):
         position = found + header.size_bytes
@@ -548,6 +549,6 @@ def segment_file(name: str) -> "re.Match[str] | None":
 
 
 def _offset_of(name: str) -> int:
-    """The offset in the name of a .cleaned or .swap file; above all others where the name has none."""
+    """The offset in the name of a .cleaned or .swap file; a name without an offset gets one above all others."""
     offset = name.partition(".")[0]
     return int(offset) if offset.isdecimal() else _MAX_BASE_OFFSET

@@ -4,7 +4,7 @@ What must stay true:
 - A read never returns records at or above the reader's bound, or a part of a batch.
 - Between two awaits the log may have grown, rolled or dropped old segments. This is harmless, because a read uses the
   log as it was when the read began. After a truncation (`invalidate`) the result of a pending read is void.
-- A reader that continues where its last read ended needs neither an index search nor a scan: the ends of the last reads
+- A read that continues where an earlier read ended needs neither an index search nor a scan: the ends of the last reads
   are remembered. A high watermark is usually such an end, because followers read, too.
 
 Reads first try bytes that are in memory; only a cold page needs work off the loop.
@@ -27,13 +27,13 @@ from klamm.storage.segments.segment import LogSegment
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_REMEMBERED = 64
-# The largest timestamp of a segment that was not used lately is on the disk.
+# Slices, because the largest timestamp of a segment that was not used lately is on the disk.
 SEGMENTS_PER_SLICE = 500
 # With the usual index.interval.bytes, one slice is enough: 4 KB hold 67 batches at most.
 HEADERS_PER_SLICE = 500
-# This many aborted transactions, or segments in which they are looked for, make a slice.
+# This many aborted transactions, or segments searched for them, make a slice.
 ABORTED_PER_SLICE = 5_000
-# The size reported for records that a long poll need not wait for: more than any min_bytes.
+# Reported when a long poll need not wait: more than any min_bytes.
 _PLENTY_BYTES = 2**31 - 1
 
 
@@ -45,7 +45,7 @@ class FetchedRecords(NamedTuple):
 
 
 class _Bounds(NamedTuple):
-    """The log end offset when a read began, and the generation in which it began."""
+    """The log end offset and the generation when a read began."""
 
     generation: int
     log_end_offset: int
@@ -83,7 +83,7 @@ class LogReader:
     # -- fetching -------------------------------------------------------------------------------------------------
 
     async def read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
-        """Whole batches from the one that holds `offset` on, at most `max_bytes`, all below `max_offset`.
+        """Whole batches from the batch that holds `offset` on, at most `max_bytes`, all below `max_offset`.
 
         With `minimum_one_batch` the first batch is returned whatever its size. Raises KafkaError(OFFSET_OUT_OF_RANGE).
         """
@@ -101,7 +101,7 @@ class LogReader:
             try:
                 fetched = await self._read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
             except OSError as error:
-                # A segment deleted meanwhile cannot be opened: the offset is now out of range.
+                # A segment that was deleted meanwhile cannot be opened: the offset is now out of range.
                 if generation == self.generation and offset >= log.log_start_offset:
                     raise log.storage_error(error, "reading") from error
                 continue
@@ -114,7 +114,7 @@ class LogReader:
                 return fetched
 
     def _tell_damage(self, error: KafkaError) -> None:
-        """Clients and followers read the same place again and again."""
+        """Logs damage once, because clients and followers read the same place again and again."""
         if error.message != self._damage_told:
             self._damage_told = error.message
             _LOGGER.error("Records of %s cannot be read: %s", self._log.name, error.message)
@@ -184,7 +184,7 @@ class LogReader:
     async def _whole_batches(self, segment: LogSegment, position: int, data: bytearray) -> tuple[int, int]:
         """(size in bytes, next offset) of the whole batches at the start of `data`; (0, -1) if the first is not whole.
 
-        The index has a batch's start near the end, so that only the last few headers are read.
+        The index gives a batch's start near the end, so that only the last few headers are read.
         """
         await self._load_offset_index(segment)
         boundary = segment.offset_index.boundary_before(position + len(data) - HEADER_SIZE_BYTES) - position
@@ -204,7 +204,7 @@ class LogReader:
         if position >= segment.size_bytes:
             following = self._segments.following(segment)
             if following is not None:
-                # An empty segment is skipped by `_locate`: a cleaning may leave one.
+                # `_locate` skips an empty segment, which a cleaning may leave.
                 return (following, 0) if following.base_offset == offset and following.size_bytes else None
         return known
 
@@ -246,7 +246,8 @@ class LogReader:
             segment.unpin()
 
     async def _find_from(self, file: File, start: int, end: int, offset: int) -> tuple[int, BatchHeader] | None:
-        """In slices: between two index entries may be a whole segment of small batches (index.interval.bytes)."""
+        """Searches in slices: a whole segment of small batches may lie between two index entries
+        (index.interval.bytes)."""
         position, is_indexed = start, start > 0
         while True:
             scan = partial(batch_scan.next_batch, is_indexed=is_indexed)
@@ -281,8 +282,8 @@ class LogReader:
             index.adopt(entries)
 
     async def load_large_indexes(self, segment: LogSegment) -> None:
-        """Reads indexes off the loop that would hold it for long. What cannot be read is left to its next use, which
-        rebuilds the indexes or raises the error."""
+        """Reads large indexes off the loop. If an index cannot be read, its next use rebuilds it or raises the
+        error."""
         if not segment.is_slow_to_load:
             return
         generation = self.generation
@@ -290,7 +291,7 @@ class LogReader:
             for index in (segment.offset_index, segment.time_index):
                 if not index.is_loaded:
                     entries = await self._environment.run_blocking(index.read_entries)
-                    # An append may have loaded the index meanwhile, and added to it.
+                    # An append may have loaded the index meanwhile, and added entries.
                     if generation == self.generation and not index.is_loaded:
                         index.adopt(entries)
         except (CorruptIndexError, OSError):
@@ -299,7 +300,8 @@ class LogReader:
     # -- timestamps -----------------------------------------------------------------------------------------------
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> Found | None:
-        """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None if no record is."""
+        """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None without such a
+        record."""
         log = self._log
         if self._lookup is None:
             self._lookup = TimestampLookup(self._environment)
@@ -333,7 +335,7 @@ class LogReader:
                     continue  # A deleted segment's indexes are not rebuilt.
                 segment.load_indexes()
                 if segment.largest_timestamp() != largest:
-                    lookup.forget_segments()  # Its indexes were rebuilt.
+                    lookup.forget_segments()  # The segment's indexes were rebuilt.
                 floor = max(segment.time_index.lookup(timestamp_ms), start_offset)
                 start = segment.offset_index.lookup(floor)
                 found = await lookup.find_in(file, start, end, timestamp_ms, start_offset)
@@ -348,8 +350,8 @@ class LogReader:
     def aborted_transactions(
         self, fetch_offset: int, upper_offset: int, most: int | None = None
     ) -> Steps[list[tuple[int, int]] | None]:
-        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset); None if
-        there are more than `most`. In steps; if the log is truncated meanwhile, some may be missing."""
+        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset), in
+        steps; None if there are more than `most`. If the log is truncated meanwhile, some may be missing."""
         found: list[tuple[int, int]] = []
         slices = Slices(ABORTED_PER_SLICE)
         for segment in self._segments.starting_with(fetch_offset):
@@ -374,8 +376,8 @@ class LogReader:
     # -- estimating -----------------------------------------------------------------------------------------------
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
-        """About how many bytes a fetch from `offset` to `max_offset` can get: at least 1 if any, and very many on an
-        older segment. Never waits for the disk."""
+        """Estimates how many bytes a fetch from `offset` to `max_offset` can get: at least 1 if there is a record, and
+        very many on an older segment. Never waits for the disk."""
         max_offset = min(max_offset, self._log.log_end_offset)
         if offset >= max_offset:
             return 0
@@ -397,7 +399,7 @@ class LogReader:
 
 
 def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> Steps[tuple[int, int]]:
-    """(end of the last whole batch, next offset), from the batch at `at` on, which may itself be cut."""
+    """(end of the last whole batch, next offset), from the batch at `at` on. Even that batch may be incomplete."""
     next_offset = -1
     looked_at = Slices(HEADERS_PER_SLICE)
     while at + HEADER_SIZE_BYTES <= len(data):

@@ -1,11 +1,11 @@
-"""The way of a produced batch into a leader's log: from its header to the offsets that it gets.
+"""The checks of a produced batch on its way into a leader's log, and the offsets that it gets.
 
-`validate_and_assign_offsets` takes a batch through once: its size and checksum, its counts and flags, its producer and
-sequence, and what the topic demands of its records. It decides from what it is given, and writes only into the batch.
+`validate_and_assign_offsets` checks a batch once: its size and checksum, its counts and flags, its producer and
+sequence, and the topic's demands on its records. It uses only its arguments, and writes only into the batch.
 
-If the topic's configuration demands nothing of single records, the header is trusted and the records stay opaque; Kafka
-inspects every record even then. Otherwise `batch_inspection` inspects them, and records that the topic does not accept
-are refused one by one (KIP-467).
+If the topic's configuration has no demands on records, the header is trusted and the records stay opaque; Kafka
+inspects every record even then. Otherwise `batch_inspection` inspects them, and the error names the records that the
+topic does not accept (KIP-467).
 
 Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 """
@@ -52,8 +52,8 @@ _NO_LIMIT_MS = 2**63 - 1
 class RecordsRefused(KafkaError):
     """The topic does not accept some records of a batch; the whole batch is refused.
 
-    `record_errors` has (index in the batch, message) of the first of these records. `keyless_count` is how many are
-    refused because they have no key.
+    `record_errors` has (index in the batch, message) of the first of these records. `keyless_count` is the number of
+    records without a required key.
     """
 
     def __init__(
@@ -72,7 +72,8 @@ class OffsetsRefused(KafkaError):
 
 
 class ValidBatch(NamedTuple):
-    """A batch with all that a leader writes into it. Its header says so, except for the timestamp type and the CRC."""
+    """A batch with all fields that a leader writes. `header` has them, too, except for the timestamp type and the
+    CRC."""
 
     records: bytearray | memoryview
     header: BatchHeader
@@ -88,12 +89,12 @@ def validate_and_assign_offsets(
     now_ms: int,
     inspected: Inspected | None,
 ) -> ValidBatch | BatchMetadata:
-    """Takes a batch all the way from its header to the offsets at the log's end, which are written into `records`.
-    A batch whose compression differs from compression.type is compressed anew. Returns what a duplicate repeats.
+    """Checks a batch and writes its offsets, at the log's end, into `records`. A batch whose compression differs from
+    compression.type is compressed anew. For a duplicate, returns the batch that it repeats.
 
     Raises KafkaError: MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP,
     UNSUPPORTED_COMPRESSION_TYPE, and the errors of `ProducerState.check`. Raises LargeBatch for a client's batch that a
-    worker must inspect; then this is called again with what the worker has found.
+    worker must inspect; the caller then calls again with the worker's result.
     """
     config = log.config
     header = parse_header(records)
@@ -155,7 +156,7 @@ def _check_client_batch(header: BatchHeader) -> None:
 
 
 def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> Demands | None:
-    """The topic's demands on the records of a batch or its compression; None if it has none."""
+    """The topic's demands on the records of a batch or its compression; None without demands."""
     codec = config.codec
     if codec is not None and (codec == header.codec or header.is_control):
         codec = None
@@ -173,12 +174,12 @@ def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now
 def _inspect(
     records: Buffer, header: BatchHeader, demands: Demands, config: LogConfig, origin: AppendOrigin
 ) -> Inspected:
-    """Looks at each record. Raises LargeBatch for a client's batch that a worker must inspect, and KafkaError."""
+    """Inspects each record. Raises LargeBatch for a client's batch that a worker must inspect, and KafkaError."""
     found = inspect_at_once(records, header, demands, config)
     if found is None:
         if origin is AppendOrigin.CLIENT:
             raise LargeBatch(records, demands, config)
-        # A batch that klamm itself makes is small, or a single client's commit.
+        # klamm's own batches are small, or a single client's commit.
         found = in_one_go(inspect(bytes(records), demands, config))
     return Inspected(config, demands, found)
 
@@ -186,7 +187,7 @@ def _inspect(
 def _fulfil(
     inspected: Inspected, records: bytearray | memoryview, header: BatchHeader
 ) -> tuple[bytearray | memoryview, BatchHeader]:
-    """The batch as the topic demands it, and its header. Raises RecordsRefused, INVALID_RECORD."""
+    """The batch as the topic demands it, and its header. Raises RecordsRefused, KafkaError(INVALID_RECORD)."""
     config, demands, found = inspected
     if found.refused:
         raise _refused(found, demands, config)

@@ -1,4 +1,4 @@
-"""What the modules around a log see of it. They look, and the log changes."""
+"""The part of a log that the modules around it may read. Only the log itself changes it."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from klamm.storage.segments.log_segments import LogSegments
 
 
 class LogView(Protocol):
-    """`Log`, which says what these are."""
+    """Part of `Log`, which documents these methods."""
 
     config: LogConfig
     log_directory: LogDirectory

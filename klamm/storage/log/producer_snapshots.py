@@ -1,7 +1,7 @@
 """The snapshot files of one partition's producer state.
 
-What must stay true: a malformed snapshot is removed, and an older snapshot is used. A missing snapshot only means that
-more of the log is replayed, so snapshots are written without waiting for the disk.
+What must stay true: a malformed snapshot is removed, and an older snapshot is used. Without a snapshot, a longer part
+of the log is replayed, so snapshots are written without waiting for the disk.
 """
 
 import logging
@@ -30,9 +30,9 @@ class ProducerSnapshots:
         self._directory = directory
         self._unsynced = unsynced
         self._offsets = sorted(offsets)
-        # The offsets of files that are not read, and are deleted soon unless they are written anew.
+        # The offsets of files that are not trusted. They are deleted soon, unless `take` finds them right.
         self._distrusted: tuple[int, ...] = ()
-        # A large snapshot to be written: the steps that make it, and its offset.
+        # A large snapshot to write: the steps that make it, and its offset.
         self._pending: tuple[Steps[bytes], int] | None = None
 
     @property
@@ -60,7 +60,7 @@ class ProducerSnapshots:
         self._offsets.append(state.end_offset)
 
     def _has_already(self, offset: int, path: str, content: bytes) -> bool:
-        """Whether a distrusted file turns out to have just this content."""
+        """Whether a distrusted file has exactly this content."""
         if offset not in self._distrusted:
             return False
         self._distrusted = tuple(other for other in self._distrusted if other != offset)
@@ -69,14 +69,14 @@ class ProducerSnapshots:
     async def take_in_steps(
         self, steps: Steps[bytes], offset: int, environment: Environment, is_wanted: Callable[[], bool]
     ) -> None:
-        """As `take`, of a large state: `steps` make the content, and it is written off the loop. If it is not wanted in
-        the end, there is no snapshot."""
+        """Like `take`, for a large state: `steps` make the content, which is written off the loop. If it is no longer
+        wanted then, there is no snapshot."""
         content = await in_slices(steps)
         try:
             await environment.run_long(
                 write_unsynced, self._file_system, self._path(offset) + HALF_WRITTEN_SUFFIX, content
             )
-            # The directory may have another name by now.
+            # The directory may have been renamed.
             path = self._path(offset)
             if is_wanted() and offset > self.latest_offset:
                 self._file_system.rename(path + HALF_WRITTEN_SUFFIX, path)
@@ -85,27 +85,27 @@ class ProducerSnapshots:
                 self._offsets.append(offset)
                 return
         except FileNotFoundError:
-            return  # The log was deleted, or has moved, while this was being written.
+            return  # The log was deleted or moved during the write.
         finally:
             with suppress(OSError):
                 self._file_system.remove(self._path(offset) + HALF_WRITTEN_SUFFIX)
 
     def take_if_room(self, state: ProducerState) -> None:
-        """As `take`, but tolerates a full disk: a snapshot of an open log only saves work."""
+        """Like `take`, but tolerates a full disk: a snapshot of an open log only saves work."""
         try:
             self.take(state)
         except OSError as error:
             self._tolerate(error)
 
     def take_soon(self, state: ProducerState) -> None:
-        """As `take_if_room`; a large state is kept for `write_pending`, unless a newer one or a truncation follows."""
+        """Like `take_if_room`. A large state is left to `write_pending`, unless a newer one or a truncation follows."""
         if state.is_large:
             self._pending = state.begin_snapshot(), state.end_offset
         else:
             self.take_if_room(state)
 
     async def write_pending(self, environment: Environment, is_wanted: Callable[[], bool]) -> bool:
-        """Returns whether there was a snapshot to be written."""
+        """Writes the snapshot that `take_soon` has left, if there is one. Returns whether there was."""
         if self._pending is None:
             return False
         (steps, offset), self._pending = self._pending, None
@@ -160,7 +160,7 @@ class ProducerSnapshots:
         return True
 
     def mark_deleted(self, offset: int) -> list[str]:
-        """As `delete`, but only renames the file to .deleted, which is quicker; returns its new path, if any."""
+        """Like `delete`, but only renames the file to .deleted, which is quicker; returns its new path, if any."""
         path = self._path(offset)
         if not self._forget(offset) or not self._file_system.exists(path):
             return []
@@ -174,21 +174,21 @@ class ProducerSnapshots:
             self.delete(stray)
 
     def distrust_after(self, offset: int) -> None:
-        """Takes the snapshots above `offset` for wrong. `delete_distrusted` deletes those that have not proved right:
-        most have, after the kill of a process, and deleting thousands of files takes long."""
+        """Distrusts the snapshots above `offset`. `take` keeps a file that proves right, and `delete_distrusted`
+        deletes the others: after the kill of a process most are right, and deleting thousands of files takes long."""
         self._distrusted += tuple(other for other in self._offsets if other > offset)
         self._offsets = [other for other in self._offsets if other <= offset]
 
     def delete_distrusted(self) -> None:
-        """Removes what is left of the distrusted snapshots."""
+        """Removes the remaining distrusted snapshots."""
         self._offsets = sorted({*self._offsets, *self._distrusted})
         for offset in self._distrusted:
             self.delete(offset)
         self._distrusted = ()
 
     def drop_stray(self, is_segment: Callable[[int], bool]) -> None:
-        """Removes the last snapshot but one unless it is at the base offset of a segment. Where this follows each
-        snapshot, the latest one is the only other stray."""
+        """Removes the last snapshot but one, unless it is at the base offset of a segment. If each snapshot is followed
+        by this call, only the latest snapshot may be another stray."""
         if len(self._offsets) > 1 and not is_segment(self._offsets[-2]):
             self.delete(self._offsets[-2])
 

@@ -1,24 +1,24 @@
 """The state of a partition's idempotent and transactional producers (KIP-98), and its snapshots.
 
-For each producer: its epoch, its last five batches (to answer duplicates), and the first offset of its open
-transaction. The transactions determine the first unstable offset, below which every transaction is decided.
+For each producer the state has its epoch, its last five batches (to answer duplicates), and the first offset of its
+open transaction. The transactions determine the first unstable offset, below which every transaction is decided.
 
 What must stay true:
 - The state is a function of the log: replaying the batches from a snapshot gives the state at any later offset.
 - `check` may refuse a batch and never changes the state. `update` changes the state and never refuses; it is called
   once for each batch in the log, in order.
-- A finished transaction stays unstable until its marker is below the high watermark. A snapshot does not know when it
-  began, so a state above the high watermark is replayed from a snapshot below it.
+- A finished transaction stays unstable until its marker is below the high watermark. A snapshot does not have the first
+  offset of a finished transaction, so a state above the high watermark is replayed from a snapshot below it.
 - While the log has all its records and no producer has expired, the state knows every producer. A client's batch of an
   unknown producer is then refused unless it begins with sequence number 0: batches before it are missing, and clients
   such as librdkafka would count them as acknowledged together with this one. Kafka 2.8 accepts it (KIP-360).
 
 Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i16), CRC-32C of the rest (u32), count
-(i32), entries of 46 bytes. An entry has room for one batch, and Kafka writes one entry for a producer: after a restart
-it refuses a batch that is sent again although it has it, unless it is the producer's last one. Here a producer's other
-batches have entries, too, before the entry of the last one. Kafka reads such files: of a producer's entries the last
-one counts that has not expired, so none has a later timestamp than the last one. An entry of no producer (id and
-timestamp -1) says that a producer has expired; to Kafka that entry has, too.
+(i32), entries of 46 bytes. An entry has room for one batch, and Kafka writes one entry for a producer. So after a
+restart Kafka refuses a repeated batch, unless it is the producer's last one. klamm also writes entries for a producer's
+other batches, before the entry of the last batch. Kafka reads such files: a producer's last entry that has not expired
+counts, so no entry has a later timestamp than the last one. An entry without a producer (id and timestamp -1) says that
+a producer has expired; Kafka takes that entry for expired, too.
 Source: kafka.log.ProducerStateManager.
 """
 
@@ -38,7 +38,7 @@ from klamm.storage.segments.transaction_index import CompletedTransaction
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1
 BATCHES_TO_RETAIN = 5
-# With more producers than these, a snapshot has only the last batch of each, because it would be large.
+# With more producers than these, a snapshot has only the last batch of each producer, to keep it small.
 PRODUCERS_WITH_ALL_BATCHES = 2_000
 # The snapshot of more producers takes more than one step.
 PRODUCERS_AT_ONCE = 2_000
@@ -83,7 +83,7 @@ _EXPIRED = (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, *_NO_BATCH, -1, NO_OFFSET)
 
 
 class SnapshotEntry(NamedTuple):
-    """An entry of a snapshot file. Its batch is _NO_BATCH, but for the timestamp, when the producer has none."""
+    """An entry of a snapshot file. If the producer has no batch, `batch` is _NO_BATCH except for the timestamp."""
 
     producer_id: int
     producer_epoch: int
@@ -105,7 +105,7 @@ class ProducerEntry:
     )
 
     def __init__(self, image: int = 0) -> None:
-        # The number of the snapshot that was begun last when the entry was made (`ProducerState.begin_snapshot`).
+        # The number of the last snapshot begun before the entry was made (`ProducerState.begin_snapshot`).
         self.image = image
         self.producer_epoch = NO_PRODUCER_EPOCH
         self.batches: list[BatchMetadata] = []
@@ -160,11 +160,11 @@ class ProducerState:
         self.end_offset = end_offset
         self._entries: dict[int, ProducerEntry] = {}
         self._images = 0  # the snapshots that were begun
-        self._has_expired = has_expired  # whether a producer has, or it is not known
+        self._has_expired = has_expired  # whether a producer has expired or may have
         # First offset of an open transaction -> producer id, in the order of the offsets.
         self._ongoing: dict[int, int] = {}
-        # The first offsets of finished ones, and the offsets of their markers. Both ascend: a transaction is left out
-        # that began after one with a later marker, because it is stable when that one is.
+        # The first offsets of finished transactions, and the offsets of their markers. Both ascend: a transaction is
+        # left out if an earlier one has a later marker, because it becomes stable with that one.
         self._unreplicated: list[int] = []
         self._unreplicated_markers: list[int] = []
         self._first_unstable_offset: int | None = None
@@ -180,17 +180,17 @@ class ProducerState:
 
     @property
     def has_had_producers(self) -> bool:
-        """Whether the log may have batches of producers, perhaps of forgotten ones."""
+        """Whether the log may have batches of producers, perhaps of expired ones."""
         return self._has_expired or not self.is_empty
 
     @property
     def has_markers(self) -> bool:
-        """Whether a producer has ended a transaction, or may have and is forgotten."""
+        """Whether a producer has ended a transaction, or an expired producer may have."""
         return self._has_expired or any(entry.coordinator_epoch >= 0 for entry in self._entries.values())
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """The start of the earliest transaction that is open, or whose marker is not yet replicated everywhere."""
+        """The start of the earliest transaction that is open or whose marker is not below the high watermark yet."""
         return self._first_unstable_offset
 
     def has_idle_transaction(self, since_ms: int) -> bool:
@@ -201,7 +201,7 @@ class ProducerState:
     # -- what an append may do ------------------------------------------------------------------------------------
 
     def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
-        """The remembered batch that this one repeats, if any."""
+        """The known batch that this one repeats, if any."""
         entry = self._entries.get(header.producer_id)
         if entry is None or entry.producer_epoch != header.producer_epoch:
             return None
@@ -292,7 +292,7 @@ class ProducerState:
         )
 
     def _entry(self, producer_id: int) -> ProducerEntry:
-        """The entry, to be changed. A snapshot that is being written keeps the old one."""
+        """The entry, to be changed. A snapshot that is being written keeps the old entry."""
         entry = self._entries.get(producer_id)
         if entry is None:
             entry = self._entries[producer_id] = ProducerEntry(self._images)
@@ -354,7 +354,7 @@ class ProducerState:
             # Each transaction has its own first record, which is in the log.
             if first_offset in state._ongoing or first_offset >= end_offset:
                 raise _malformed(path, f"no transaction of producer {producer_id} can begin at offset {first_offset}")
-            # To answer it as a duplicate would acknowledge records that the log may lack.
+            # If this batch were answered as a duplicate, records that the log may lack would be acknowledged.
             if entry.batch.last_offset >= end_offset:
                 raise _malformed(path, f"producer {producer_id} has a batch behind the snapshot's offset")
             if not state._load(entry):
@@ -364,7 +364,7 @@ class ProducerState:
         return state
 
     def _load(self, loaded: SnapshotEntry) -> bool:
-        """Returns whether the entry can follow the earlier ones of the producer, of which each has an older batch."""
+        """Returns whether the entry can follow the producer's earlier entries, each of which has an older batch."""
         producer_id, batch = loaded.producer_id, loaded.batch
         entry = self._entries.get(producer_id)
         if entry is None:
@@ -396,7 +396,7 @@ def _snapshot(entries: Collection[tuple[int, ProducerEntry]], has_expired: bool)
         epoch = entry.producer_epoch
         timestamp_ms, first_offset = entry.last_timestamp_ms, entry.transaction_first_offset
         for sequence, offset, delta, batch_ms in entry.batches[:-1] if has_room else ():
-            # Kafka leaves out an entry that has expired; an earlier one must not then be its producer's last.
+            # Kafka ignores an expired entry. An earlier entry must not become the producer's last one then.
             expires_ms = min(batch_ms, timestamp_ms)
             parts.append(pack(producer_id, epoch, sequence, offset, delta, expires_ms, -1, NO_OFFSET))
         sequence, offset, delta, _ = entry.batches[-1] if entry.batches else _NO_BATCH

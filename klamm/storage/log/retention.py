@@ -1,10 +1,11 @@
-"""Which segments of a log are past retention, and what the broker's log says about them. Decides, and changes nothing.
+"""Decides which segments of a log breach retention, and what the broker's log says about them. Changes nothing.
 
 What must stay true:
-- Only whole segments are past retention, from the oldest on without a gap, all below the high watermark.
+- Only whole segments breach retention, from the oldest on without a gap, all below the high watermark.
 - An active segment without records stays.
 - Each rule sees the log as the rule before it has left it.
-- A rule names `limit` segments at most, because their deletion is one step. It is asked again until it names none.
+- A rule returns at most `limit` segments, because their deletion is one step. The caller asks again until it returns
+  none.
 
 Source: kafka.log.Log.deleteOldSegments.
 """

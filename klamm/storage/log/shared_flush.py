@@ -1,7 +1,6 @@
-"""One flush of a log at a time, shared by all that wait for one.
+"""One flush of a log at a time, shared by all waiting calls.
 
-What must stay true: a flush counts only for calls that came before it began, because only what was appended before is
-sure to be in it.
+What must stay true: a flush counts only for calls that came before it began, because it may lack later appends.
 """
 
 import asyncio
@@ -15,13 +14,13 @@ class SharedFlush:
 
     def __init__(self) -> None:
         self._begun = 0
-        self._done = 0  # the last that has succeeded
+        self._done = 0  # the last successful flush
         self._lock = asyncio.Lock()
 
     async def join(self, flush: Callable[[], Awaitable[None]], is_needed: Callable[[], bool] | None = None) -> None:
-        """Returns when a flush that began after this call has succeeded, or, with `is_needed`, when no flush is needed
-        once the present one has ended. Raises what `flush` raises if it was this call's; then the next call that waits
-        tries again."""
+        """Returns when a flush that began after this call has succeeded. With `is_needed`, also returns if no flush is
+        needed once the present one has ended. If this call's own flush fails, raises its error; then the next waiting
+        call tries again."""
         begun = self._begun
         async with self._lock:
             if self._done > begun or (is_needed is not None and not is_needed()):

@@ -1,18 +1,18 @@
-"""The renames that put a cleaned segment into the place of the old ones.
+"""The renames that replace old segments by a cleaned segment.
 
-The way of each file, all of which are on the disk before it begins:
+All new files are on the disk before the first step:
 1. `.cleaned` becomes `.swap`, the log file first.
 2. The old segments' files get the suffix `.deleted`.
-3. `.swap` goes away, the log file first.
+3. The suffix `.swap` is removed, the log file first.
 
-What must stay true: a death between any two renames leaves one of these, and the next start knows which.
+What must stay true: if the broker dies between any two renames, the next start finds one of these states.
 - A file ends with `.cleaned`, and a log file of the same or a later base offset with `.swap`: step 1 is not over, the
-  old segments are whole. The new files are removed.
-- A log file ends with `.swap`: steps 2 and 3 are done (again), whatever is left of the old segments.
-- Only indexes end with `.swap`: step 3 has renamed the log file, and continues.
-So no file ends with `.cleaned` whose base offset is below that of a swap that begins.
+  old segments are whole. The start removes the new files.
+- A log file ends with `.swap`: the start does steps 2 and 3 (again), whatever is left of the old segments.
+- Only indexes end with `.swap`: step 3 has renamed the log file, and the start continues it.
+So when a swap begins, no `.cleaned` file has a lower base offset.
 
-Kafka takes the same way, so that each program finishes what the other one has begun.
+Kafka does the same, so that each program can finish a swap that the other has begun.
 Source: kafka.log.Log (replaceSegments, loadSegments), LogSegment.changeFileSuffixes.
 """
 

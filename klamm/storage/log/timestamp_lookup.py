@@ -6,10 +6,10 @@ such a record, because the producer may have written any largest timestamp into 
 What must stay true:
 - Headers are read in slices on the loop while they are in memory; large batches are inspected in the worker.
 - A batch whose header has a later timestamp than its records is remembered, so that the next lookup skips it.
-- One lookup inspects at most `MAX_LOOKS` such batches. Then it returns the first record of the next candidate. That may
-  be too early a record, so a consumer that starts there misses nothing.
+- One lookup inspects at most `MAX_LOOKS` such batches. Then it returns the first record of the next candidate. That
+  record may be too early, so a consumer that starts there misses nothing.
 - Lookups for the same timestamp share one search, which is cancelled when no lookup waits for it.
-- The largest timestamp of a closed segment is looked at once, and not for each lookup: a log may have many segments.
+- The largest timestamp of a closed segment is read once, not for each lookup: a log may have many segments.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from klamm.storage.segments.log_segments import LogSegments
 from klamm.storage.segments.segment import LogSegment
 
 HEADERS_PER_SLICE = 200
-# The largest timestamps of this many segments are looked at in one slice.
+# The largest timestamps of this many segments are read in one slice.
 SEGMENTS_PER_SLICE = 500
 MAX_LOOKS = 16
 MAX_REMEMBERED = 1_000
@@ -48,7 +48,7 @@ Found = tuple[int, int, int]
 
 
 class BatchLookup(NamedTuple):
-    """The result for a batch: (timestamp, offset) of the first record late enough, or else its largest timestamp."""
+    """The result for a batch: (timestamp, offset) of the first late enough record, or else the largest timestamp."""
 
     match: tuple[int, int] | None
     max_timestamp_ms: int
@@ -62,25 +62,25 @@ class TimestampLookup:
         # Base offset of a batch -> its largest timestamp.
         self._true_maximums: dict[int, int] = {}
         self._searches: dict[tuple[int, ...], _Search] = {}
-        # The largest timestamps up to and with each of the closed segments from this base offset on. They ascend.
+        # For each closed segment from `_maxima_from` on, the largest timestamp up to the segment's end. They ascend.
         self._maxima: array[int] = array("q")
         self._maxima_from = -1
         self._growing = asyncio.Lock()
 
     def forget(self) -> None:
         """The log has been truncated: other batches may be at the remembered offsets."""
-        # A new dict: a pending search still writes its results for the old batches into the old one.
+        # A new dict, because a pending search still writes results for the old batches into the old dict.
         self._true_maximums = {}
 
     def forget_segments(self) -> None:
-        """Segments have left the log, or one's largest timestamp has changed after it was closed."""
+        """Segments have left the log, or the largest timestamp of a closed segment has changed."""
         self._maxima_from = -1
 
     async def late_enough(self, segments: LogSegments, timestamp_ms: int, start_offset: int) -> list[LogSegment]:
-        """The segments from `start_offset` on without those, after the first, that end before the first one with a
-        timestamp of `timestamp_ms` or more. Raises OSError, and KafkaError if a segment is damaged."""
+        """The segment of `start_offset`, and the later segments from the first one on that reaches `timestamp_ms`.
+        Raises OSError, and KafkaError if a segment is damaged."""
         async with self._growing:
-            # The first one is no part of the maxima: its largest timestamp may be before `start_offset`.
+            # The maxima leave out the first segment, whose largest timestamp may be before `start_offset`.
             first, *rest = segments.starting_with(start_offset)
             closed = rest[:-1]
             if not closed:
@@ -91,7 +91,7 @@ class TimestampLookup:
             looked_at = Slices(SEGMENTS_PER_SLICE, asyncio.get_running_loop().time)
             async for segment in each(closed[len(maxima) :], looked_at):
                 before = maxima[-1] if maxima else NO_TIMESTAMP
-                # A segment that has gone meanwhile is read no more, and the next lookup begins anew.
+                # A segment that was deleted meanwhile is not read, and the next lookup begins anew.
                 maxima.append(before if segment.is_gone else max(before, segment.largest_timestamp()))
             return [first, *rest[bisect_left(maxima, timestamp_ms, 0, len(closed)) :]]
 
@@ -128,7 +128,7 @@ class TimestampLookup:
             except WorkerFailed as error:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from None
             except KafkaError:
-                # The producer wrote unreadable records; a lookup must not fail because of them.
+                # The producer wrote unreadable records. They must not make a lookup fail.
                 return _first_of(header, start_offset)
             if look.match is not None:
                 return *look.match, header.partition_leader_epoch

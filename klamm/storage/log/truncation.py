@@ -10,7 +10,7 @@ What must stay true:
 - The result depends only on bytes below the cut, which only another truncation changes. `Truncation.generation` shows
   whether there was one in between.
 - The work off the loop gets only paths and positions, opens its own handles, and changes only its own objects. So it
-  may continue after its caller is gone.
+  may continue after its caller has ended.
 """
 
 import errno
@@ -53,9 +53,9 @@ TruncationSteps = Generator[Callable[[], Any], Any, Truncation]
 
 
 async def prepare(environment: Environment, log: LogView, offset: int) -> Truncation | None:
-    """Finds how to cut a log at `offset`, off the loop. None if there is no such offset, or the log has changed.
+    """Finds off the loop how to cut a log at `offset`. None if the log does not have this offset, or has changed.
 
-    Raises KafkaError also when the log is damaged below `offset`.
+    Raises KafkaError, also when the log is damaged below `offset`.
     """
     log.check_usable()
     if not log.segments.first.base_offset <= offset < log.log_end_offset:
@@ -92,7 +92,7 @@ async def _take_off_loop(environment: Environment, steps: TruncationSteps) -> Tr
 
 def take_at_once(file_system: FileSystem, log: LogView, offset: int, prepared: Truncation | None = None) -> Truncation:
     """`prepared`, if it is for this offset and the log has not changed since. Otherwise does the work of all steps on
-    the loop, without a pause. Raises as `_find`."""
+    the loop, without a pause. Raises the errors of `_find`."""
     if (
         prepared is not None
         and prepared.offset == offset
@@ -160,7 +160,7 @@ def _load_indexes(segment: LogSegment) -> Generator[Callable[[], Any], Any, None
 def _find_batch(
     file_system: FileSystem, path: str, start: int, end: int, offset: int
 ) -> tuple[bool, tuple[int, BatchHeader] | None]:
-    """(whether the index is right about `start`, the first batch that holds `offset` or a later one)."""
+    """(whether the index's `start` is the start of a batch, the first batch that holds `offset` or a later one)."""
     file = file_system.open(path)
     try:
         try:
@@ -223,7 +223,7 @@ def _find_producer_state(
 def _load_snapshot(
     snapshots: ProducerSnapshots, at_most: int
 ) -> Generator[Callable[[], Any], Any, ProducerState | None]:
-    """As `ProducerSnapshots.load_latest`, but the reading happens off the loop."""
+    """Like `ProducerSnapshots.load_latest`, but reads off the loop."""
     for offset in snapshots.latest_first(at_most):
         try:
             state: ProducerState = yield partial(snapshots.read, offset)

@@ -9,7 +9,7 @@ What must stay true:
 - At most one batch is written ahead in a log. Other appends wait for its append (`Log.must_prepare`). An append that
   cannot wait, a roll or a truncation throws the bytes away; then the batch is written with its append.
 - No bytes stay behind the end of a segment. A client could have chosen them, and after another append of the right
-  size a recovery would take them for batches.
+  size a recovery would read them as batches.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ PIECE_BYTES = 2 * 1024 * 1024
 
 
 def header_of_large(records: Buffer, most_bytes: int) -> BatchHeader | None:
-    """The header of one batch that should be written ahead; None for what should not."""
+    """The header of one batch that should be written ahead; None for other records."""
     return parse_header_of_one(records) if PIECE_BYTES < len(records) <= most_bytes else None
 
 
 class WrittenAhead:
-    """What is written ahead of its append into `segment`, from its present end on. Raises OSError."""
+    """A batch that is written ahead of its append, from the present end of `segment` on. Methods raise OSError."""
 
     __slots__ = ("_file", "ended", "position", "records", "segment", "written_bytes")
 
     def __init__(self, segment: LogSegment, records: Buffer) -> None:
-        # Kept open: what is written can be cut for certain, even when file descriptors run out.
+        # Kept open, so that the bytes can be cut even when file descriptors run out.
         self._file = segment.pin()
         self.segment = segment
         self.position = segment.size_bytes
@@ -47,7 +47,7 @@ class WrittenAhead:
         return self.written_bytes == len(self.records)
 
     async def write(self) -> None:
-        """Returns when all is written, or thrown away already. Raises OSError."""
+        """Returns when the batch is written, or has been thrown away. Raises OSError."""
         while not self.is_whole and not self.ended.is_set():
             self.write_piece()
             await asyncio.sleep(0)
@@ -60,12 +60,12 @@ class WrittenAhead:
         self.written_bytes = start + len(piece)
 
     def holds(self, records: Buffer, segment: LogSegment) -> bool:
-        """Whether an append of `records` to `segment` finds all of them written already."""
+        """Whether all of `records` are already written for an append to `segment`."""
         is_there = records is self.records and segment is self.segment and segment.size_bytes == self.position
         return is_there and self.is_whole
 
     def end(self, *, is_kept: bool) -> None:
-        """Throws the bytes away, unless they are to be kept or their file is. Raises OSError."""
+        """Throws the bytes away, unless `is_kept` or the segment is deleted. Raises OSError."""
         self.ended.set()
         try:
             if not is_kept and not self.segment.is_gone:

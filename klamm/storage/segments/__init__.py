@@ -1,3 +1,1 @@
-"""The files of a log: segments, their sparse indexes, checkpoints; which files stay open, and what a disk's errors
-mean.
-"""
+"""The files of a log: segments, their sparse indexes, and checkpoints; open files; disk errors."""

@@ -71,8 +71,8 @@ def find_batch(read: Read, position: int, end: int, offset: int) -> tuple[int, B
 def next_batch(
     read: Read, position: int, end: int, offset: int, max_batches: int, *, is_indexed: bool
 ) -> tuple[int, BatchHeader | None]:
-    """As `find_batch`, among the next `max_batches`. Returns (its position, its header), or (the position after the
-    last batch looked at, None). `is_indexed`: an index says that `offset` is not before `position`."""
+    """Like `find_batch`, among the next `max_batches`. Returns (its position, its header), or (the position after the
+    last batch read, None). `is_indexed`: an index says that `offset` is not before `position`."""
     end_of_last = position
     for found, header in islice(headers(read, position, end), max_batches):
         if is_indexed and found == position and header.base_offset > offset:
@@ -84,7 +84,7 @@ def next_batch(
 
 
 def verified_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-    """(position, header, bytes) of each batch in [position, end), its checksum verified."""
+    """(position, header, bytes) of each batch in [position, end), with verified checksums."""
     for found, header, batch in whole_batches(file, position, end):
         check_crc(batch, 0, header)
         yield found, header, batch
@@ -108,7 +108,7 @@ def whole_batches(
     file: File, position: int, end: int, window_bytes: int = _VERIFY_WINDOW_BYTES
 ) -> Iterator[tuple[int, BatchHeader, memoryview]]:
     """(position, header, bytes) of each batch in [position, end), read in windows of `window_bytes`, or of a batch.
-    Does not look at checksums."""
+    Does not verify checksums."""
     window, window_start = memoryview(b""), position
     while position < end:
         at = position - window_start
@@ -130,7 +130,7 @@ def next_candidate(
     read: Read, position: int, end: int, timestamp_ms: int, start_offset: int, max_batches: int
 ) -> tuple[int, BatchHeader | None]:
     """Finds a batch that may have a record at or after `start_offset` and `timestamp_ms`, among the next `max_batches`
-    before `end`. Returns (its position, its header), or (the position after the last batch looked at, None)."""
+    before `end`. Returns (its position, its header), or (the position after the last batch read, None)."""
     for found, header in islice(headers(read, position, end), max_batches):
         if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
             return found, header

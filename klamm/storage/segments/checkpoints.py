@@ -3,8 +3,8 @@
 Offset checkpoints (recovery-point-offset-, log-start-offset-, replication-offset-, cleaner-offset-checkpoint) hold
 `topic partition offset`; a partition's leader-epoch-checkpoint holds `epoch startOffset`.
 
-What must stay true: a file of any other form causes an error that names the file and the line; nothing is guessed. A
-missing or empty file holds no entries.
+What must stay true: a file of any other form causes an error that names the file and the line. A missing or empty file
+has no entries.
 
 Source: kafka.server.checkpoints.CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile.
 """

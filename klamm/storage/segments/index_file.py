@@ -1,8 +1,8 @@
 """The file of an index, which is only appended to or cut. No descriptor stays open: a broker has many thousand indexes.
 
-What must stay true: the file always holds a prefix of the entries, the others wait in memory. Each flush, which comes
-before the recovery point moves, writes them: below the recovery point an index is whole, and above it a recovery makes
-it anew. An index that lacks its last entries only makes a lookup slower.
+What must stay true: the file always holds a prefix of the entries; later entries wait in memory. Each flush writes them
+before the recovery point moves. So below the recovery point an index is whole, and above it a recovery rebuilds it. An
+index that lacks its last entries only makes a lookup slower.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class CorruptIndexError(ValueError):
 
 
 class IndexFile:
-    """Methods that touch the disk raise OSError. Then the entries in memory are still there."""
+    """Methods that touch the disk raise OSError. Then the entries in memory are kept."""
 
     __slots__ = ("_file", "_file_system", "_pending", "_size_bytes", "_unsynced", "path")
 
@@ -46,7 +46,7 @@ class IndexFile:
             file.close()
 
     def keep_open(self) -> None:
-        """Opens the file until `close`, so that changes before that cannot lack a descriptor."""
+        """Opens the file until `close`, so that no change before `close` fails for lack of a descriptor."""
         if self._file is None:
             self._file = self._file_system.open(self.path, create=True)
 
@@ -55,7 +55,7 @@ class IndexFile:
         self._pending += data
 
     def write_pending(self) -> None:
-        """Writes the data that are only in memory."""
+        """Writes the data that is only in memory."""
         if self._pending:
             with self._opened() as file:
                 size_bytes = self._known_size(file)

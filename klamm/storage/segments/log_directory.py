@@ -4,7 +4,7 @@ What must stay true:
 - A directory belongs to one broker of one cluster (meta.properties) and to one process at a time (.lock).
 - After a disk error that is not transient (`disk_errors.py`), a directory is offline for good: nothing is written to
   it, and its logs answer KAFKA_STORAGE_ERROR. A failed fsync is such an error and is never retried.
-- The clean-shutdown file says that all logs of the directory were closed in order. It is removed before they are
+- The clean-shutdown file says that all logs of the directory were closed in order. It is removed before the logs are
   loaded.
 
 Source: kafka.log.LogManager, Log (directory names), kafka.server.BrokerMetadataCheckpoint, PartitionMetadataFile.
@@ -103,7 +103,7 @@ class LogDirectory:
             self._lock = None
 
     def consume_clean_shutdown_file(self) -> bool:
-        """Removes the file. Returns whether it existed, that is, the last shutdown was clean. Raises OSError."""
+        """Removes the file. Returns whether it existed, so that the last shutdown was clean. Raises OSError."""
         path = self.file(CLEAN_SHUTDOWN_FILE)
         if not self.file_system.exists(path):
             return False
@@ -130,12 +130,13 @@ def is_possible_directory_name(name: str) -> bool:
 
 
 def delete_directory_name(topic: str, partition: int, unique: UUID) -> str:
-    """The name of a deleted partition until its removal. Cuts a topic that is too long for a file name."""
+    """The directory name of a deleted log until its removal. Cuts a topic name that is too long."""
     return _cut_name(topic, f"-{partition}.{unique.hex}{DELETE_SUFFIX}")
 
 
 def stray_directory_name(topic: str, partition: int, unique: UUID) -> str:
-    """The name of a log that a start has set aside (`duplicate_logs.py`). Cuts a topic that is too long."""
+    """The directory name of a log that a start has set aside (`duplicate_logs.py`). Cuts a topic name that is too
+    long."""
     return _cut_name(topic, f"-{partition}.{unique.hex}{STRAY_SUFFIX}")
 
 

@@ -38,7 +38,7 @@ class LogSegments:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all log files. Quick, because a log may have very many segments."""
+        """The size of all log files. Summed without a Python loop, because a log may have very many segments."""
         return sum(map(_SIZE_BYTES, self._segments))
 
     def add(self, segment: LogSegment) -> None:

@@ -1,4 +1,4 @@
-"""The offset index of one segment: every few kilobytes, the last offset of an append and the position where it began.
+"""The offset index of one segment: every few kilobytes, the last offset of an append and the append's position.
 
 What must stay true: offsets and positions ascend strictly. An entry's position is that of a batch's first byte.
 
@@ -33,7 +33,7 @@ class OffsetIndex(SearchIndex):
         self.file.append(self.ENTRY.pack(relative, position))
 
     def lookup(self, offset: int) -> int:
-        """A position at or before that of the batch that holds `offset`."""
+        """A position at or before the batch that holds `offset`."""
         at = bisect_right(self._keys, offset - self._base_offset)
         return self._values[at - 1] if at else 0
 

@@ -7,7 +7,7 @@ What must stay true:
 - A file that a read off the loop is using is not closed.
 - Closing a file loses nothing: no writes wait in it, and a sync opens the files itself.
 - Connections come first: for a new connection, log files are closed down to the last `MIN_OPEN_FILES`.
-- A use costs nothing here: the holder notes it in `was_used`. Opening a file looks at a few others at most.
+- A use costs nothing here: the holder notes it in `was_used`. Opening a file checks a few other files at most.
 
 All methods run on the loop's thread.
 """
@@ -18,14 +18,14 @@ from typing import Protocol
 
 # At least this many log files may stay open, whatever the number of connections.
 MIN_OPEN_FILES = 64
-# After this many openings one more file may be open than before: connections may have gone since.
+# After this many openings, one more file may be open: connections may have ended since.
 _OPENINGS_PER_GROWTH = 64
-# This many files are looked at before the next one is closed although it was used.
+# At most this many files are checked. The last of them is closed even if it was used.
 _LOOKS = 16
 
 
 class OpenFile(Protocol):
-    """What holds an open file."""
+    """The holder of an open file."""
 
     was_used: bool
 
@@ -34,14 +34,14 @@ class OpenFile(Protocol):
 
 
 class OpenFiles:
-    """The holders of open files, the next to be looked at first. `is_short` says whether the file that was opened last
-    has one of the descriptors that should be free."""
+    """The holders of open files; the first is checked next. `is_short` says whether the last opened file has one of the
+    descriptors that should stay free."""
 
     def __init__(self, is_short: Callable[[], bool]) -> None:
         self._is_short = is_short
         self._open: OrderedDict[OpenFile, None] = OrderedDict()
-        # The most open files; None before descriptors were short for the first time. A closed file gives its descriptor
-        # to the next one, so `is_short` alone would not show that there are still too many.
+        # The most open files; None until descriptors are short for the first time. The next file gets the descriptor of
+        # a closed file, so `is_short` alone would not show that there are still too many.
         self._most: int | None = None
         self._openings = 0
 
@@ -66,14 +66,14 @@ class OpenFiles:
         self._open.pop(holder, None)
 
     def make_room(self) -> bool:
-        """Closes a file for a connection. Returns whether one could be spared."""
+        """Closes a file for a connection. Returns whether a file was closed."""
         if len(self._open) <= MIN_OPEN_FILES or not self._close_one():
             return False
         self._most = len(self._open)
         return True
 
     def _close_one(self) -> bool:
-        """Closes the first file that was not used since it was last looked at."""
+        """Closes the first file that was not used since its last check."""
         for looks_left in range(min(_LOOKS, len(self._open)), 0, -1):
             holder = next(iter(self._open))
             if (not holder.was_used or looks_left == 1) and holder.close_if_idle():

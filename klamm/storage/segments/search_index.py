@@ -1,11 +1,11 @@
-"""What the offset index and the time index of a segment have in common: entries of a key and a value, to be searched.
+"""The common part of a segment's offset index and time index: entries of a key and a value, to be searched.
 
 What must stay true:
 - Keys ascend strictly; values never descend. One of the two is an offset, relative to the base offset.
 - The entries are read from disk at their first use, as two arrays. The index of a segment without readers is not in
   memory.
 
-File: the entries, big-endian. Kafka's own may be preallocated with zeros while in use; such a file is rebuilt.
+File: the entries, big-endian. Kafka preallocates its index files with zeros while in use; such a file is rebuilt.
 Source: kafka.log.AbstractIndex.
 """
 
@@ -49,17 +49,17 @@ class SearchIndex:
 
     @property
     def entry_count(self) -> int:
-        """Only of a loaded index."""
+        """The number of entries of a loaded index."""
         return len(self._keys)
 
     def read_entries(self) -> Columns:
-        """Reads the file and changes nothing, so it may run off the loop. Raises CorruptIndexError."""
+        """The entries in the file. Changes nothing, so it may run off the loop. Raises CorruptIndexError."""
         data = self.file.read_all()
         self._check_size(len(data), self.file.path)
         return self._columns(data, self.file.path)
 
     def adopt(self, entries: Columns) -> None:
-        """Makes `entries`, as read from the file, the content in memory."""
+        """Takes `entries`, as read from the file, into memory."""
         self._keys, self._values = entries
         self.is_loaded = True
 
@@ -69,7 +69,7 @@ class SearchIndex:
             self.adopt(self.read_entries())
 
     def start_empty(self) -> None:
-        """The index of a new segment, whose file is known to be empty."""
+        """Loads the index of a new segment, whose file is empty."""
         self.adopt(self._no_columns())
 
     def reset(self) -> None:
@@ -78,7 +78,7 @@ class SearchIndex:
         self.file.truncate(0)
 
     def last_entry_on_disk(self) -> Entry:
-        """The last entry, without loading. Raises CorruptIndexError."""
+        """The last entry, without loading the index. Raises CorruptIndexError."""
         entry_bytes = self.ENTRY.size
         size_bytes, data = self.file.read_tail(entry_bytes)
         self._check_size(size_bytes, self.file.path)
@@ -98,7 +98,7 @@ class SearchIndex:
 
     @classmethod
     def _bases(cls, base_offset: int) -> Entry:
-        """What is added to the key and the value of an entry in the file."""
+        """The numbers to add to the key and the value of an entry in the file."""
         return (base_offset, 0) if cls.OFFSET_IS_KEY else (0, base_offset)
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class SearchIndex:
 
     @classmethod
     def entries_in_use(cls, content: bytes, path: str, base_offset: int) -> list[Entry]:
-        """The entries of a file, without the zeros behind them that Kafka keeps in a file in use.
+        """The entries of a file, without the zeros that Kafka keeps at the end of a file in use.
 
         Raises CorruptIndexError.
         """
@@ -132,7 +132,7 @@ class SearchIndex:
 
     @classmethod
     def _columns(cls, data: bytes, path: str) -> Columns:
-        """The entries' keys and values, taken apart without a step for each entry."""
+        """The entries' keys and values, separated without a Python step for each entry."""
         columns = keys, values = cls._no_columns()
         at, entry_bytes = 0, cls.ENTRY.size
         for column in columns:

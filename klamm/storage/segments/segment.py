@@ -4,7 +4,7 @@ What must stay true:
 - The log file holds whole batches only, in the order of their offsets, all at or above the base offset and within
   2^31 of it. `size_bytes` is the end of the last whole batch; a failed write may leave bytes behind it.
 - The offset index gets an entry before an append if more than index.interval.bytes were appended since the last entry.
-- A preallocated log file is longer than `size_bytes`, with zeros behind it, until `trim`. Only the active segment's is.
+- A preallocated log file has zeros behind `size_bytes` until `trim`. Only the active segment is preallocated.
 - The log file is opened at its first use and stays open while there are few open files (`open_files.py`). A handle that
   a read off the loop may be using (`pin`) is closed only after its `unpin`.
 - An unused segment is small: its indexes are in memory only from their first use on, until `release`.
@@ -50,7 +50,7 @@ def file_name(offset: int, suffix: str) -> str:
 class LogSegment:
     """All methods that touch the disk raise OSError."""
 
-    # A broker may have a hundred thousand segments, so each keeps few objects of its own.
+    # A broker may have a hundred thousand segments, so a segment keeps few objects of its own.
     __slots__ = (
         "_bytes_since_index_entry",
         "_close_when_unpinned",
@@ -107,7 +107,8 @@ class LogSegment:
         self._file: File | None = None
         self._pins = 0
         self._close_when_unpinned = False
-        # Where this segment counts its open file. None while its log is loaded: the loader closes what it opens.
+        # Counts this segment's open file. None while the log is being loaded: the loader closes the files that it
+        # opens.
         self.open_log_files: OpenFiles | None = None
         self.was_used = False
         self.is_gone = False
@@ -145,11 +146,11 @@ class LogSegment:
         return self._transaction_index
 
     def packed_aborted(self) -> bytes:
-        """As `TransactionIndex.packed`."""
+        """See `TransactionIndex.packed`."""
         return b"" if self._transaction_index is None else self._transaction_index.packed
 
     def find_aborted(self, start_offset: int, end_offset: int, found: list[tuple[int, int]]) -> Steps[bool]:
-        """As `TransactionIndex.find`."""
+        """See `TransactionIndex.find`."""
         if self._transaction_index is None:
             return False
         return (yield from self._transaction_index.find(start_offset, end_offset, found))
@@ -232,7 +233,7 @@ class LogSegment:
             raise
 
     def pin(self) -> File:
-        """The log file, to be kept open until `unpin`."""
+        """The log file, which stays open until `unpin`."""
         file = self.file()
         self._pins += 1
         return file
@@ -250,12 +251,12 @@ class LogSegment:
         self.close_handles()
 
     def _write_largest_timestamp(self) -> None:
-        """Adds the largest timestamp to the time index, which otherwise lacks the appends since its last entry."""
+        """Adds the largest timestamp to the time index, which otherwise lacks appends since its last entry."""
         if self._max_timestamp is not None and self._time_index is not None and self._time_index.is_loaded:
             self._time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
 
     def write_all(self) -> None:
-        """As `write_pending`, with the last entry that the time index gets."""
+        """Like `write_pending`, with the last entry of the time index."""
         self._write_largest_timestamp()
         self.write_pending()
 
@@ -265,7 +266,7 @@ class LogSegment:
             file.write_pending()
 
     def close_handles(self) -> None:
-        """Closes all files and writes nothing."""
+        """Closes all files without writing."""
         self._close_index_files()
         if self._pins:
             self._close_when_unpinned = True
@@ -304,7 +305,7 @@ class LogSegment:
             if self._file_system.exists(path):
                 self._file_system.rename(path, path + DELETED_SUFFIX)
                 renamed.append(path + DELETED_SUFFIX)
-        # Synced, because files that a machine crash brought back after a truncation would contradict newer records.
+        # Synced, because files that a machine crash brings back after a truncation would contradict newer records.
         self._unsynced.mark(self._directory)
         self.is_gone = True
         self.close_handles()
@@ -338,7 +339,7 @@ class LogSegment:
     ) -> None:
         """Writes whole batches at the end. If the disk has no space, the segment is unchanged.
 
-        `is_written`: all but the header of the first batch is there already (`written_ahead.py`).
+        `is_written`: all bytes except the first batch's header are already written (`written_ahead.py`).
         """
         position = self.size_bytes
         self.load_indexes()
@@ -405,7 +406,7 @@ class LogSegment:
         )
 
     def trim(self) -> None:
-        """Gives back the preallocated space behind the last batch."""
+        """Frees the preallocated space behind the last batch."""
         if self.is_preallocated:
             self.file().truncate(self.size_bytes)
             self._unsynced.mark(self.path)
@@ -416,7 +417,7 @@ class LogSegment:
         self.load_indexes()
         self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
 
-    # -- what it holds --------------------------------------------------------------------------------------------
+    # -- reading --------------------------------------------------------------------------------------------------
 
     @property
     def max_timestamp(self) -> int:
@@ -472,7 +473,7 @@ class LogSegment:
     def cut(self, position: int, offset: int, largest_timestamp: Entry) -> None:
         """Removes everything from the batch at `position` on, so that the segment ends at `offset`.
 
-        `largest_timestamp` is that of the batches that stay, with its offset in the time index.
+        `largest_timestamp` is the largest timestamp of the remaining batches, with its offset in the time index.
         """
         self.load_indexes()
         self.offset_index.truncate_to(offset, position)
@@ -504,8 +505,8 @@ class LogSegment:
         `each` is called with the position, header and bytes of each good batch, and fills the transaction index, which
         is emptied first. Returns the damage at the cut, None if every batch was good.
 
-        Raises KafkaError UNSUPPORTED_FOR_MESSAGE_FORMAT, and cuts nothing, where a sound message of format v0 or v1
-        stands: Kafka can read it.
+        At a sound message of format v0 or v1, which Kafka can read, raises KafkaError UNSUPPORTED_FOR_MESSAGE_FORMAT
+        and cuts nothing.
         """
         self._start_indexes_anew()
         self.transaction_index.reset()

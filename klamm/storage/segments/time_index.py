@@ -37,7 +37,7 @@ class TimeIndex(SearchIndex):
             self.file.append(self.ENTRY.pack(timestamp_ms, relative))
 
     def lookup(self, timestamp_ms: int) -> int:
-        """An offset before or at which no record has a timestamp of `timestamp_ms` or more, except at its very end."""
+        """An offset. No record before its batch has a timestamp of `timestamp_ms` or more."""
         return self._entry_before(bisect_right(self._keys, timestamp_ms))[1]
 
     def last_entry(self) -> Entry:
@@ -45,7 +45,7 @@ class TimeIndex(SearchIndex):
         return self._entry_before(len(self._keys))
 
     def last_entry_below(self, offset: int) -> Entry:
-        """As `last_entry`, of the entries that `truncate_to` would keep."""
+        """Like `last_entry`, among the entries that `truncate_to` would keep."""
         return self._entry_before(bisect_left(self._values, offset - self._base_offset))
 
     def _entry_before(self, at: int) -> Entry:

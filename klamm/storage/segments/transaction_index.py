@@ -1,8 +1,8 @@
 """The aborted transactions whose markers lie in one segment, for consumers with isolation level read_committed.
 
-What must stay true: entries are in the order of their markers, so that a fetch finds its first one at once. The file
-exists only if there is an entry. All entries are in memory, as few bytes each: a segment may have a million. A fetch
-looks at few of them, also where most end after it: a long transaction may hold back the ends of them all.
+What must stay true: entries are in the order of their markers, so that a fetch finds its first entry at once. The file
+exists only if there is an entry. All entries are in memory, in few bytes each: a segment may have a million. A fetch
+reads few entries, even if most transactions end after it: a long transaction may keep the last stable offset low.
 
 File: entries of 34 bytes: version (i16, 0), producer id, first offset, offset of the marker, last stable offset
 when the marker was written (i64 each), big-endian.
@@ -55,7 +55,7 @@ class TransactionIndex:
     def __init__(self, file_system: FileSystem, path: str, base_offset: int, unsynced: UnsyncedFiles) -> None:
         self.file = IndexFile(file_system, path, unsynced)
         self._base_offset = base_offset
-        # The fields of one entry after the other.
+        # The fields of all entries, one entry after the other.
         self._fields = array("q")
         # The least first offset of each block.
         self._least_first_offsets = array("q")
@@ -75,8 +75,8 @@ class TransactionIndex:
 
     def find(self, start_offset: int, end_offset: int, found: list[tuple[int, int]]) -> Steps[bool]:
         """Adds to `found`, a block in each step, (producer id, first offset) of the transactions that begin before
-        `end_offset` and have their markers at `start_offset` or after it. Returns whether these are all: no later
-        segment has more of them."""
+        `end_offset` and have their markers at or after `start_offset`. Returns whether the search is complete, so that
+        no later segment has more of them."""
         fields = self._fields
         position = self._position(start_offset)
         while position < len(fields):
@@ -86,14 +86,14 @@ class TransactionIndex:
                 for at in range(position, block_end, _FIELDS):
                     if fields[at + 1] < end_offset:
                         found.append((fields[at], fields[at + 1]))
-            if fields[block_end - 1] >= end_offset:  # the last stable offset: what ends later begins there or later
+            if fields[block_end - 1] >= end_offset:  # the last stable offset: later transactions begin at or after it
                 return True
             position = block_end
             yield
         return False
 
     def _position(self, offset: int) -> int:
-        """Where the fields of the first entry begin whose marker is at `offset` or after it."""
+        """The position of the first entry whose marker is at or after `offset`."""
         fields = self._fields
         return _FIELDS * bisect_left(range(len(fields) // _FIELDS), offset, key=lambda at: fields[_FIELDS * at + 2])
 
@@ -116,7 +116,7 @@ class TransactionIndex:
         self._summarize_from(0)
 
     def note(self, completed: Iterable[CompletedTransaction]) -> None:
-        """Appends those of these transactions that were aborted."""
+        """Appends the aborted ones among these transactions."""
         self.append(
             [
                 AbortedTransaction(
@@ -131,7 +131,7 @@ class TransactionIndex:
         )
 
     def append(self, entries: Sequence[AbortedTransaction]) -> None:
-        """Writes the entries at once: no recovery may lack them. On a full disk they go out with the next flush."""
+        """Writes the entries at once, because a recovery needs them. On a full disk the next flush writes them."""
         if not entries:
             return
         for entry in entries:

@@ -1,13 +1,13 @@
 """The files with writes that a machine crash would undo.
 
 A log writes without waiting for the disk, and syncs all its writes before it moves its recovery point. What must stay
-true: a path leaves this collection only after a sync that began after the path's last write, so that two concurrent
-flushes cannot take credit for each other's work.
+true: a path leaves this collection only after a sync that began after the path's last write, even if two flushes run
+concurrently.
 """
 
 from klamm.base.environment import FileSystem
 
-# The suffix of a file that is renamed once it is whole.
+# The suffix of a file until it is whole.
 HALF_WRITTEN_SUFFIX = ".tmp"
 
 
@@ -29,12 +29,12 @@ class UnsyncedFiles:
         self._versions[path] = self._version
 
     def forget(self, path: str) -> None:
-        """This file is removed, or about to be."""
+        """This file is removed, or will be soon."""
         self._versions.pop(path, None)
 
     def directory_renamed(self, old: str, new: str) -> None:
-        """The directory `old`, and with it each path below it, has another name. A pending sync counts for none of
-        them."""
+        """The directory `old`, and with it each path below it, is renamed. A pending sync does not count for these
+        paths."""
         for path in [path for path in self._versions if path == old or path.startswith(old + "/")]:
             del self._versions[path]
             self.mark(new + path[len(old) :])
@@ -83,7 +83,7 @@ def replace_unsynced(file_system: FileSystem, path: str, content: bytes, unsynce
     temporary = path + HALF_WRITTEN_SUFFIX
     write_unsynced(file_system, temporary, content)
     file_system.rename(temporary, path)
-    # A killed process may have left the temporary file; the loader then marks it with all other files.
+    # If the process is killed, the temporary file may stay; the loader then marks it with all other files.
     unsynced.forget(temporary)
     unsynced.mark(path)
     unsynced.mark(path.rpartition("/")[0])

@@ -1,1 +1,1 @@
-"""A log looked at without a broker: what is wrong with it, and what opening it would do. Nothing is written."""
+"""Verifies a log without a broker: finds its damage, and predicts what opening it would do. Writes nothing."""

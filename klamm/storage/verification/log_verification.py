@@ -1,8 +1,8 @@
 """Verifies a partition's directory without a broker, and predicts what opening it would do. Nothing is changed.
 
-A *finding* is something that a sound log does not have. `verify_log` reads every batch of every segment, also of those
-that a recovery would trust, and compares the indexes, snapshots and checkpoints with the batches. `predict` runs the
-loader itself on an overlay of the directory, so it cannot disagree with a broker's start.
+A *finding* is a fault that a sound log does not have. `verify_log` reads every batch of every segment, even where a
+recovery would trust it, and compares the indexes, snapshots and checkpoints with the batches. `predict` runs the loader
+itself on an overlay of the directory, so it cannot disagree with a broker's start.
 
 What must stay true: after damage, reading continues at the next batch or segment that can be found.
 """
@@ -41,13 +41,13 @@ from klamm.storage.segments.transaction_index import AbortedTransaction, Transac
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
 from klamm.storage.verification.overlay import OverlayFileSystem
 
-# The findings of one log that are told one by one.
+# The findings of one log that are reported one by one.
 MAX_FINDINGS = 100
 INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
 class Finding(NamedTuple):
-    """Something that a sound log does not have. `position` is the byte, `offset` the record, where that is known."""
+    """A fault of a log. `position` is the byte and `offset` the record, if known."""
 
     file: str
     position: int | None
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class VerifiedLog:
-    """What a partition's directory holds."""
+    """The content of a partition's directory, and its findings."""
 
     segments: int = 0
     batches: int = 0
@@ -65,7 +65,7 @@ class VerifiedLog:
     size_bytes: int = 0
     log_end_offset: int = 0
     findings: list[Finding] = field(default_factory=list)
-    # The findings that are only counted.
+    # The number of further findings.
     more_findings: int = 0
 
     def add(self, finding: Finding) -> None:
@@ -76,7 +76,7 @@ class VerifiedLog:
 
 
 class Cut(NamedTuple):
-    """A segment that would end at `position`, with `lost_bytes` less."""
+    """A segment that would be cut at `position` and lose `lost_bytes`."""
 
     file: str
     position: int
@@ -85,11 +85,11 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a broker's start would do. With `refusal`, it would refuse the log for that reason, and change nothing more.
+    """The effect of a broker's start. With `refusal`, it would refuse the log for that reason, and change nothing more.
 
-    `recovers_from` is the base offset of the first segment that would be recovered, None when none would be;
-    `recovered_bytes` is the size of the segments from there on, which a recovery reads.
-    `lost_records` counts those whose batches still have a readable header.
+    `recovers_from` is the base offset of the first segment that would be recovered, None without a recovery;
+    `recovered_bytes` is the size of the segments from there on, which a recovery reads. `lost_records` counts the lost
+    records whose batches still have a readable header.
     """
 
     recovers_from: int | None
@@ -138,7 +138,7 @@ class _Verification:
         if offsets:
             self._state = ProducerState(offsets[0])
         last_offset, last_epoch = -1, NO_EPOCH
-        # After damage, it is not known where a segment ended.
+        # After damage, the end of a segment is unknown.
         is_end_known = False
         for base_offset, end_offset in zip_longest(offsets, offsets[1:]):
             if base_offset <= last_offset:
@@ -170,7 +170,7 @@ class _Verification:
         return self._file_system.read_file(f"{self._directory}/{name}")
 
     def _read_epochs(self, names: Sequence[str]) -> LeaderEpochCache | None:
-        """None when there is nothing to compare with."""
+        """The leader epochs; None without a readable checkpoint."""
         if LEADER_EPOCH_CHECKPOINT not in names:
             return None
         try:
@@ -196,7 +196,7 @@ class _Verification:
 
 
 class _SegmentCheck:
-    """One segment and its indexes, whose entries are struck off as their batches are read."""
+    """One segment and its indexes. Reading a batch removes its index entries."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class _SegmentCheck:
         self._file_system = file_system
         self._directory = directory
         self._base_offset = base_offset
-        # Where the next segment begins.
+        # The base offset of the next segment.
         self._end_offset = end_offset
         self._log = log
         self._state = state
@@ -255,7 +255,7 @@ class _SegmentCheck:
         self._log.add(Finding(self._name, position, offset, what))
 
     def _misplaced(self, position: int, offset: int, what: str) -> None:
-        """One wrong offset makes all batches behind it wrong, so only the first is told."""
+        """A wrong offset makes all later batches wrong, so only the first one is reported."""
         if self._is_any_misplaced:
             self._log.more_findings += 1
         else:
@@ -301,13 +301,13 @@ class _SegmentCheck:
             if known != epoch:
                 what = f"says leader epoch {known} for the batch of leader epoch {epoch}"
                 self._log.add(Finding(LEADER_EPOCH_CHECKPOINT, None, header.base_offset, what))
-                # Later batches of this segment would say the same again.
+                # Later batches of this segment would repeat the finding.
                 self._epochs = None
 
     # -- indexes --------------------------------------------------------------------------------------------------
 
     def _read_indexes(self) -> None:
-        """An index may lack entries: the last ones of an active segment are not written yet."""
+        """Reads the indexes. An active segment's last entries may not be written yet."""
         try:
             content, path = self._index(INDEX_SUFFIX)
             entries = OffsetIndex.entries_in_use(content, path, self._base_offset)
@@ -328,12 +328,12 @@ class _SegmentCheck:
 
     def _check_offset_entry(self, position: int, header: BatchHeader) -> None:
         offset = self._offsets_by_position.pop(position, None)
-        # The entry of an append of several batches has the offset of the last one.
+        # If an append had several batches, its entry has the offset of the last batch.
         if offset is not None and header.base_offset > offset:
             self._index_found(INDEX_SUFFIX, offset, f"is not at position {position}: offset {header.base_offset} is")
 
     def _check_time_entries(self, header: BatchHeader) -> None:
-        """Entries of a batch name its largest timestamp and any of its offsets."""
+        """The entries of a batch have its largest timestamp and any of its offsets."""
         while self._times and self._times[0][1] <= header.last_offset:
             timestamp_ms, offset = self._times.popleft()
             if offset < header.base_offset:
@@ -343,12 +343,12 @@ class _SegmentCheck:
                 self._index_found(TIME_INDEX_SUFFIX, offset, what)
 
     def _no_batch_of_time(self, offset: int) -> None:
-        # The batch may be the damaged one.
+        # The damaged batch may be the batch of this entry.
         if self.is_sound:
             self._index_found(TIME_INDEX_SUFFIX, offset, "no batch holds this offset")
 
     def _check_what_is_left(self, position: int) -> None:
-        """The entries of no batch. `position` is where reading ended."""
+        """Reports the remaining entries, which have no batch. `position` is where reading ended."""
         wrong = [at for at in self._offsets_by_position if at < position or at >= self.size_bytes]
         if wrong:
             offset = self._offsets_by_position[wrong[0]]
@@ -383,7 +383,7 @@ def _offsets(names: Sequence[str], suffix: str) -> list[int]:
 
 
 def predict(file_system: FileSystem, directory: str, load: Callable[[FileSystem], LoadedLog]) -> Prediction:
-    """What `load`, a `load_log` of this directory, would do. Raises OSError."""
+    """The effect of `load`, a `load_log` of this directory. Raises OSError."""
     overlay = OverlayFileSystem(file_system)
     loaded: LoadedLog | None = None
     refusal = None
@@ -444,7 +444,7 @@ def _bytes_from(file_system: FileSystem, directory: str, base_offset: int) -> in
 
 
 def _records_behind(file_system: FileSystem, path: str, position: int) -> int:
-    """The records behind a position, as far as headers can be read."""
+    """The number of records behind a position, as far as headers can be read."""
     file = file_system.open_to_read(path)
     count = 0
     try:

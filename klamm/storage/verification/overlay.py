@@ -1,9 +1,9 @@
 """A file system on top of another one: changes stay in memory, the files below are only read.
 
-With it, code that repairs files as it reads them (`log_loader`) shows what it would do, and does nothing.
+On an overlay, code that repairs files as it reads them (`log_loader`) shows its repairs and changes no file.
 
-What must stay true: no method changes anything below. Only the changed end of a file is in memory: the
-programs here cut files and write at their ends.
+What must stay true: no method changes a file below. Only the changed end of a file is in memory, because callers only
+cut files and write at their ends.
 """
 
 import errno
@@ -31,7 +31,7 @@ class OverlayFileSystem(FileSystem):
 
     def __init__(self, below: FileSystem) -> None:
         self._below = below
-        # The files that were changed, created or renamed to; None for removed ones.
+        # The files that were changed, created or renamed, by their new path; None for removed files.
         self._changed: dict[str, _Content | None] = {}
         # The unchanged files that have been opened, so that all handles of a file see a change.
         self._opened: dict[str, _Content] = {}
@@ -39,7 +39,7 @@ class OverlayFileSystem(FileSystem):
     # -- what has changed -----------------------------------------------------------------------------------------
 
     def changed(self) -> list[str]:
-        """The files that are no longer as below, or that are gone; sorted."""
+        """The files that differ from those below or were removed, sorted."""
         return sorted(path for path in self._changed if self._differs(path))
 
     def _differs(self, path: str) -> bool:
@@ -122,7 +122,7 @@ class OverlayFileSystem(FileSystem):
         return self.open(path, create=True)
 
     def change(self, path: str, content: _Content) -> None:
-        """Called by a file that is written to for the first time."""
+        """Called when a file is written to for the first time."""
         self._changed[path] = content
 
     def _find(self, path: str) -> _Content | None:
@@ -203,7 +203,7 @@ class _OverlayFile(File):
             self._below = None
 
     def _keep_at_most(self, size_bytes: int) -> None:
-        """Moves what is kept behind `size_bytes` into memory, to be overwritten."""
+        """Moves the kept bytes behind `size_bytes` into memory, where they may be overwritten."""
         content = self._content
         if size_bytes < content.kept_bytes:
             moved = self._read_below(size_bytes, content.kept_bytes - size_bytes)
