@@ -1,9 +1,9 @@
-"""The records of a fetch, once it is decided from which partitions it reads and how far.
+"""Reads the records of a fetch, once its partitions and their upper bounds are known.
 
 What must stay true:
-- A read may wait for the disk. What another leader may have truncated and replaced meanwhile is not answered.
-- What the records and the aborted transactions among them take in memory stays within the fetch's share, except for one
-  batch, so that a large batch can still be consumed (KIP-74).
+- A read may wait for the disk. Records that another leader may have truncated and replaced meanwhile are not returned.
+- The records and the aborted transactions among them stay within the fetch's share of memory, except for one batch, so
+  that a large batch can still be consumed (KIP-74).
 - Bytes of throttled partitions count for the leader's quota when they are read.
 """
 
@@ -17,10 +17,10 @@ from klamm.replication.partition.delayed_operations import DelayedFetch, Readabl
 from klamm.replication.quota import ReplicationQuota
 from klamm.storage.log.log import FetchedRecords, Log
 
-# A fetch of more partitions than this yields the loop to other requests in between.
+# After this many partitions, a fetch yields the loop to other requests.
 PARTITIONS_PER_SLICE = 500
-# What an aborted transaction takes in the memory of a response. For so many bytes of them, at least, a fetch may name
-# aborted transactions, however few bytes of records it asks for.
+# The memory of an aborted transaction in a response, and how many bytes of aborted transactions a fetch may always
+# return, however few bytes of records it asks for.
 ABORTED_TRANSACTION_BYTES = 140
 LEAST_ABORTED_BYTES = 64 * 1024
 
@@ -28,7 +28,7 @@ LEAST_ABORTED_BYTES = 64 * 1024
 async def read_records(
     delayed: DelayedFetch, wanted: Sequence[Wanted], max_bytes: int, leader_quota: ReplicationQuota
 ) -> None:
-    """Puts records into the results of a fetch that is ready, at most `max_bytes`, except for the first batch."""
+    """Puts records into the results of a ready fetch: at most `max_bytes`, except for the first batch."""
     loop = asyncio.get_running_loop()
     results = delayed.results
     read_bytes = 0
@@ -53,14 +53,14 @@ async def read_records(
 
 
 def _memory_bytes(result: PartitionData) -> int:
-    """What records and aborted transactions take in memory until they are encoded."""
+    """The memory of the records and aborted transactions until they are encoded."""
     return len(result.records or b"") + ABORTED_TRANSACTION_BYTES * len(result.aborted_transactions or ())
 
 
 async def _read(
     readable: Readable, want: FetchPartition, result: PartitionData, max_bytes: int, *, first: bool
 ) -> PartitionData:
-    """`result` with records, or an error instead."""
+    """`result` with records, or an error in its place."""
     log = readable.partition.log
     try:
         fetched, aborted = await _read_log(
@@ -71,7 +71,7 @@ async def _read(
             first=first,
             with_aborted=result.aborted_transactions is not None,
         )
-        # If another broker became the leader during the read, the records read may have been truncated and replaced.
+        # If another broker became the leader during the read, the records may have been truncated and replaced.
         if readable.is_led_here:
             readable.partition.require_leader(readable.leader_epoch)
         else:
@@ -79,7 +79,7 @@ async def _read(
             if log.high_watermark < readable.upper_bound:
                 return result  # The follower has been truncated below its high watermark, after an unclean election.
     except KafkaError as error:
-        if readable.partition.log is not log:  # It has moved to another directory during the read.
+        if readable.partition.log is not log:  # The log has moved to another directory during the read.
             return await _read(readable, want, result, max_bytes, first=first)
         readable.partition.topic_counts.read_failed(error)
         return PartitionData(partition_index=want.partition, error_code=error.code)
@@ -92,8 +92,8 @@ async def _read(
 async def _read_log(
     log: Log, offset: int, max_bytes: int, upper_bound: int, *, first: bool, with_aborted: bool
 ) -> tuple[FetchedRecords, list[AbortedTransaction] | None]:
-    """Records, and the aborted transactions among them. Very many of these would fill the memory for responses: then
-    this reads fewer records, but at least one batch if it is the `first`."""
+    """Records, and the aborted transactions among them. If these are so many that they would fill the memory for
+    responses, reads fewer records, but at least one batch if it is the `first`."""
     most: int | None = max(max_bytes, LEAST_ABORTED_BYTES) // ABORTED_TRANSACTION_BYTES
     while True:
         fetched = await log.read(offset, max_bytes, max_offset=upper_bound, minimum_one_batch=first)

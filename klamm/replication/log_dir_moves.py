@@ -5,21 +5,22 @@
                                               |                       v
                                            waiting after a failure, or for the throttle
 
-A step of a move is one of: cut the future log where the current log was cut, copy the next piece of records up to the
-end of the current log, sync the copy, promote it. `storage.future_logs` says what a promotion does on the disk.
+A step of a move is one of: truncate the future log where the current log was truncated, copy the next piece of records,
+sync the copy, promote it. `storage.directories.future_logs` describes a promotion on the disk.
 
 What must stay true:
 - A future log gets only records that the current log has, in the same batches. When the current log is truncated, the
-  future log is cut there before it grows again. A start compares the leader epochs of both logs for the same reason.
-- A future log that a start has found may be of a deleted topic of the same name, if its log directory was offline when
-  the topic was deleted. It is compared with the current log first, because the leader epochs do not show that.
-- A future log is promoted only in the step that has seen that both logs end at the same offset, and only after a sync
-  has covered all of its records that the current log has synced, and its checkpoint has the log start offset that the
-  current log's checkpoint has.
+  future log is truncated there before it grows again. A start compares the leader epochs of both logs for the same
+  reason.
+- A future log that a start finds may belong to a deleted topic of the same name, if its log directory was offline when
+  the topic was deleted. It is first compared with the current log, because the leader epochs do not show that.
+- A future log is promoted only in the step that has checked that both logs have the same end offset. Before that, a
+  sync must have covered all records that the current log has synced, and the future log's checkpoint must have the log
+  start offset of the current log's checkpoint.
 - Whether this broker leads, follows or does neither makes no difference: the source is always the current log.
-- Once `remove` returns, nothing is copied into these partitions' future logs, and none of them is promoted.
-- A piece takes the loop for a few milliseconds at most. Reads from the disk and syncs happen off the loop; because the
-  copy is synced every few megabytes, a write does not have to wait until the kernel has room for it.
+- Once `remove` returns, no records are copied into these partitions' future logs, and no future log is promoted.
+- A piece takes the loop for a few milliseconds at most. Reads from the disk and syncs happen off the loop. The copy is
+  synced every few megabytes, so that a write need not wait for room in the kernel.
 
 Source: kafka.server.ReplicaAlterLogDirsManager, ReplicaAlterLogDirsThread, ReplicaManager.alterReplicaLogDirs.
 """
@@ -56,8 +57,8 @@ LONG_PIECE_S = 0.004
 SHORT_PIECE_S = 0.001
 # A copy is synced after this many bytes.
 BYTES_PER_SYNC = 16 * 1024**2
-# How long a throttled move waits: so long that pieces are not tiny, and at most until it looks whether the throttle has
-# changed.
+# The shortest wait of a throttled move, so that pieces are not tiny, and the longest until it checks the throttle
+# again.
 LEAST_WAIT_MS = 20
 LONGEST_WAIT_MS = 1_000
 _NEVER = 2**63 - 1
@@ -71,9 +72,9 @@ class _Move:
         self.future = future
         self.piece_bytes = MIN_PIECE_BYTES
         self.unsynced_bytes = 0
-        # Whether the future log is known to be of the same topic.
+        # Whether the future log is known to belong to the same topic.
         self.is_copy = False
-        # Whether a sync has covered the whole future log once, its directory's name included.
+        # Whether a sync has covered the whole future log once, including its directory's name.
         self.was_synced = False
         self.failures = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -90,14 +91,14 @@ class _Move:
                 await self._is_over.wait()
 
     def end(self) -> None:
-        """The move does not continue."""
+        """Ends the move."""
         self._is_over.set()
         if self.timer is not None:
             self.timer.cancel()
 
     @property
     def lag(self) -> int:
-        """How many offsets the future log is behind."""
+        """How many offsets the future log lacks."""
         return max(0, self.partition.log.log_end_offset - self.future.log_end_offset)
 
 
@@ -132,7 +133,7 @@ class LogDirMoves:
 
     @property
     def max_lag(self) -> int:
-        """How many offsets the future log that is furthest behind lacks."""
+        """The largest number of offsets that a future log lacks."""
         return max((move.lag for move in self._moves.values()), default=0)
 
     @property
@@ -141,7 +142,7 @@ class LogDirMoves:
         return sum(move.failures > 0 for move in self._moves.values())
 
     def register(self, metrics: Metrics) -> None:
-        """Under Kafka's names. Moves that fail are repeated, so FailedPartitionsCount goes back when they succeed."""
+        """Under Kafka's names. Failed moves are repeated, so FailedPartitionsCount falls when they succeed."""
         for name, documentation, read in (
             ("MaxLag", "Offsets that the future log lacks that is furthest behind.", lambda: self.max_lag),
             ("FailedPartitionsCount", "Moves whose last step has failed.", lambda: self.failing_count),
@@ -155,11 +156,11 @@ class LogDirMoves:
                 lambda read=read: {"ReplicaAlterLogDirs": read()},  # type: ignore[misc]
             )
 
-    # -- what clients ask for -------------------------------------------------------------------------------------
+    # -- requests of clients --------------------------------------------------------------------------------------
 
     def alter(self, key: PartitionKey, path: str) -> None:
-        """Begins to move the partition's log to the log directory `path`, instead of any move in progress. The present
-        directory ends a move. A partition that is not hosted will be created there.
+        """Begins to move the partition's log to the log directory `path`, and ends a move to another directory. If
+        `path` is the present directory, no move begins. A partition that is not hosted will be created in `path`.
 
         Raises KafkaError: INVALID_TOPIC_EXCEPTION for a topic whose name is too long for a future log;
         LOG_DIR_NOT_FOUND; KAFKA_STORAGE_ERROR; for a partition that is not hosted, REPLICA_NOT_AVAILABLE or
@@ -193,7 +194,7 @@ class LogDirMoves:
                 raise KafkaError(ErrorCode.REPLICA_NOT_AVAILABLE, error.message) from None
             raise
 
-    # -- what happens to partitions -------------------------------------------------------------------------------
+    # -- changes of partitions ------------------------------------------------------------------------------------
 
     def resume(self, partition: Partition) -> None:
         """Continues the move of a partition that has a future log, unless it is in progress."""
@@ -208,7 +209,7 @@ class LogDirMoves:
         self.remove([key])
         future.config = partition.log.config
         if future.leader_epochs.latest_epoch == NO_EPOCH and future.high_watermark < future.log_end_offset:
-            # Without epochs only the records below the high watermark are known to be the current log's, too.
+            # Without epochs, only the records below the high watermark are known to be in the current log.
             partition.cut_future_log_at(future.high_watermark)
         _LOGGER.info("Copying %s to %s, from offset %d", partition, future.directory, future.log_end_offset)
         self._moves[key] = self._ready[key] = _Move(partition, future)
@@ -252,7 +253,7 @@ class LogDirMoves:
         while self._is_valid(move):
             throttled_ms = self._quota.wait_ms(self._clock_ms())
             if throttled_ms > 0:
-                # Keeps its turn: one replica after another gets the whole rate.
+                # The move keeps its turn, so that one replica after another gets the whole rate.
                 await move.sleep(min(max(throttled_ms, LEAST_WAIT_MS), LONGEST_WAIT_MS) / 1000)
                 continue
             try:
@@ -276,7 +277,7 @@ class LogDirMoves:
             self._ready[move.key] = move
             self._start()
 
-        # Others copy meanwhile.
+        # Other moves copy meanwhile.
         move.timer = self._loop.call_later(self._config.replica_fetch_backoff_ms / 1000, resume)
 
     def _clock_ms(self) -> float:
@@ -361,10 +362,10 @@ class LogDirMoves:
         if not self._is_valid(move) or partition.log is not current or is_changed:
             return
         if not fetched.data:
-            # Kafka's cleaner may have left no record there. The next append to the current log ends the gap.
+            # Kafka's cleaner may have left no record in this range. The next append to the current log ends the gap.
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{partition} has no records from {offset} to {end}")
-        # Far from the end a copy need not be as durable as the log: it is synced as a whole, off the loop, before the
-        # last piece, with which flush.messages may sync on the loop as with any append.
+        # Before its last piece, a copy ignores flush.messages: it is synced as a whole, off the loop. With the last
+        # piece flush.messages may cause a sync on the loop, as with any append.
         is_last = fetched.next_offset >= end
         if is_last and move.unsynced_bytes and current.config.flush_messages < _NEVER:
             await self._sync(move)
@@ -382,7 +383,7 @@ class LogDirMoves:
         move.failures = 0
         move.unsynced_bytes += appended_bytes if future.durability.has_unflushed else 0
         if appended_bytes < len(fetched.data):
-            move.piece_bytes = max(MIN_PIECE_BYTES, appended_bytes)  # Small batches: the rest was read in vain.
+            move.piece_bytes = max(MIN_PIECE_BYTES, appended_bytes)  # Small batches: the read was too large.
         else:
             self._adapt(move, self._loop.time() - began_s)
 
@@ -399,7 +400,7 @@ class LogDirMoves:
         move.was_synced = True
 
     async def _settle_start(self, move: _Move, offset: int) -> None:
-        """A deletion of records that was answered must survive the promotion."""
+        """Checkpoints the future log's start offset: an acknowledged deletion of records must survive the promotion."""
         move.future.update_high_watermark(move.partition.log.high_watermark)
         move.future.update_log_start_offset(offset)
         await self._log_manager.settle_log_start(move.future)
@@ -415,22 +416,22 @@ class LogDirMoves:
 
 
 def where_to_cut(current: Log, future: Log, cut: int | None) -> int | None:
-    """The offset at which a future log must be cut because it differs from the current log; None if it does not.
+    """The offset at which a future log must be truncated because it differs from the current log; None if it does not.
 
-    `cut` is the lowest offset at which the current log was cut since the future log was.
+    `cut` is the lowest offset at which the current log was truncated since the future log was.
     """
     end = future.log_end_offset
     limit = min(current.log_end_offset, end if cut is None else cut)
     if limit < end:
         return limit
     if cut is not None:
-        return cut  # Epochs without records may begin there.
+        return cut  # Epochs without records may begin at this offset.
     epoch, latest_epoch = future.leader_epochs.latest_epoch, current.leader_epochs.latest_epoch
     if epoch == NO_EPOCH or current.log_start_offset == current.log_end_offset:
         return None
     if latest_epoch == NO_EPOCH:
         return future.log_start_offset if future.log_start_offset < end else None
-    # An epoch that the current log does not know yet is the epoch of records that it no longer has.
+    # If the current log does not know the future log's latest epoch, it no longer has the records of that epoch.
     known, end_of_epoch = current.leader_epochs.end_offset_for(min(epoch, latest_epoch), current.log_end_offset)
     if known == epoch and end_of_epoch >= end:
         return None
@@ -448,7 +449,7 @@ def _are_equal(partition: Partition) -> bool:
 
 
 def _append(future: Log, records: Buffer) -> int:
-    """How many bytes were appended: what one append takes."""
+    """Appends what one append takes. Returns the number of appended bytes."""
     if future.log_end_offset == future.log_start_offset:
         # The current log may begin within a batch; an empty log begins with the whole batch.
         for _, header in iterate_batches(records, allow_partial_end=True):

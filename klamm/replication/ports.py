@@ -20,7 +20,7 @@ class TopicConfigSource(Protocol):
         """Reads the topics' configurations from ZooKeeper, before logs are created. Raises ZooKeeperError."""
 
     def of(self, topic: str) -> TopicConfig:
-        """The configuration that was loaded last."""
+        """The last loaded configuration."""
 
 
 class FollowerFetchers(Protocol):
@@ -30,7 +30,7 @@ class FollowerFetchers(Protocol):
         """Starts to fetch these partitions, or continues with the new leader or epoch."""
 
     def remove_fetchers(self, partitions: Iterable[PartitionKey]) -> None:
-        """Stops to fetch these partitions. Once this returns, no fetcher appends to them or truncates them."""
+        """Stops fetching these partitions. Once this returns, no fetcher appends to them or truncates them."""
 
     def shutdown(self) -> Awaitable[None]:
         """Ends all fetching."""
@@ -65,7 +65,7 @@ class IsrChanges(Protocol):
     """Sends proposals to the controller, or to ZooKeeper."""
 
     def submit(self, change: IsrChange) -> None:
-        """Sends the change, repeatedly until it is decided. A partition has one pending change at most."""
+        """Sends the change repeatedly until it is decided. A partition has at most one pending change."""
 
     def clear_pending(self, topic_partition: PartitionKey) -> None:
         """Drops the partition's proposal. If it was already sent, its answer may still arrive and is ignored."""
@@ -73,8 +73,8 @@ class IsrChanges(Protocol):
 
 # Host and port of a live broker's inter-broker listener, as the metadata cache knows it.
 LiveBroker = Callable[[int], tuple[str, int] | None]
-# Called when a hosted partition changes, with whether this broker leads it now, and the current leader epoch, or None
-# when the partition is no longer hosted or its log has failed. A repeated call does nothing.
+# Called when a hosted partition changes, with whether this broker leads it now, and the current leader epoch. The epoch
+# is None when the partition is no longer hosted or its log has failed. A repeated call does nothing.
 OnLeadership = Callable[[PartitionKey, bool, int | None], None]
-# Whether the metadata cache has that partition of that topic.
+# Whether the metadata cache has this partition of this topic.
 IsKnownPartition = Callable[[str, int], bool]

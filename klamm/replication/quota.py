@@ -3,8 +3,8 @@
 Callers pass the time, in milliseconds of any one clock that never goes back.
 
 What must stay true:
-- A quota lets bytes flow while the rate over its window is below the bound. What flows is never split for it, so the
-  last piece may exceed the bound; the excess is paid back in full before the next piece, however large it was.
+- A quota lets bytes flow while the rate over its window is below the bound. It never splits a piece, so the last piece
+  may exceed the bound. The whole excess is paid back before the next piece, however large it is.
 - A bound above 0 never stops progress, even if a single batch is larger than the whole window allows.
 
 Source: kafka.server.ReplicationQuotaManager.
@@ -35,14 +35,14 @@ def throttled_partitions(replicas: Iterable[str], broker_id: int) -> frozenset[i
 
 
 class ReplicationQuota:
-    """One bound on the bytes per second of all throttled replicas of a broker together."""
+    """A common bound on the bytes per second of all throttled replicas of a broker."""
 
     def __init__(self, *, samples: int, window_ms: float, bytes_per_second: int = UNLIMITED) -> None:
         self._rate = SampledRate(samples=samples, window_ms=window_ms)
         self._bytes_per_second = bytes_per_second
         # The throttled partitions of a topic; None means all.
         self._throttled: dict[str, frozenset[int] | None] = {}
-        # How often the throttled replicas have changed.
+        # How many times the throttled replicas have changed.
         self.changes = 0
 
     # -- which replicas are throttled -----------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class ReplicationQuota:
 
     @property
     def bytes_per_second(self) -> int:
-        """The bound. A new bound takes effect at once: what was recorded under another bound is forgotten."""
+        """The bound. A new bound takes effect at once: bytes recorded under the old bound are forgotten."""
         return self._bytes_per_second
 
     @bytes_per_second.setter
@@ -79,7 +79,7 @@ class ReplicationQuota:
             self._rate.clear()
 
     def record(self, size_bytes: int, now_ms: float) -> None:
-        """Counts bytes that have flowed, also beyond the bound."""
+        """Counts bytes that have flowed, including bytes beyond the bound."""
         self._settle(now_ms)
         self._rate.record(size_bytes, now_ms)
 
@@ -94,11 +94,11 @@ class ReplicationQuota:
         return max(0, self._left(now_ms))
 
     def is_exceeded(self, now_ms: float) -> bool:
-        """Whether nothing may flow now."""
+        """Whether no bytes may flow now."""
         return self.allowance_bytes(now_ms) == 0
 
     def wait_ms(self, now_ms: float) -> float:
-        """How long until something may flow, if nothing is recorded meanwhile; infinite with a bound of 0."""
+        """How long until bytes may flow again, if none are recorded meanwhile; infinite with a bound of 0."""
         if not self.is_exceeded(now_ms):
             return 0.0
         if self._bytes_per_second == 0:

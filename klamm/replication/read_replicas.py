@@ -1,11 +1,11 @@
 """Names the follower that a consumer should read from instead of the leader (KIP-392).
 
 What must stay true:
-- Only a live follower in the ISR that has the consumer's offset is named. One that has fallen behind would be named
-  again and again, while its consumer lags with it.
-- A consumer that sends no leader epoch reads from the leader. A follower of a newer leader would serve it, and an old
-  leader, to which it then came back, would answer OFFSET_OUT_OF_RANGE: it would lose its position.
-- A selector that raises, or selects what it was not offered, leaves the consumer at the leader.
+- Only a live follower in the ISR that has the consumer's offset is named. Otherwise a follower that has fallen behind
+  would be named again and again, and its consumer would lag, too.
+- A consumer that sends no leader epoch reads from the leader. Otherwise a follower of a newer leader could serve it,
+  and an old leader could then answer OFFSET_OUT_OF_RANGE, so that the consumer would lose its position.
+- If a selector raises, or selects a replica that was not offered, the consumer reads from the leader.
 """
 
 import logging
@@ -45,7 +45,7 @@ class ReadReplicas:
             address = self._address(broker_id, client.listener_name)
             if address is not None:
                 candidates.append(ReplicaView(broker_id, *address, log_end_offset, lag_ms))
-        views = tuple(candidates)  # A selector cannot change them.
+        views = tuple(candidates)  # A tuple, which a selector cannot change.
         if len(views) < 2 or views[0].broker_id != partition.leader_id:
             return INVALID_PREFERRED_REPLICA_ID
         try:
@@ -58,7 +58,7 @@ class ReadReplicas:
         return INVALID_PREFERRED_REPLICA_ID if selected is None or selected == views[0] else selected.broker_id
 
     def _report(self, error: BaseException) -> None:
-        """Each kind of failure once: consumers fetch many times a second."""
+        """Logs each kind of failure once, because consumers fetch many times a second."""
         name = type(error).__name__
         if name not in self._failures:
             self._failures[name] = None

@@ -4,13 +4,13 @@ What must stay true:
 - A produce with acks=all is answered only after the high watermark has passed its records.
 - A follower's fetch acknowledges every record before its offset, but only if the follower's log agrees with the
   leader's. The acknowledgement counts before the fetch waits.
-- A fetch leaves the purgatory as soon as enough bytes can be read, it would be answered with an error, or its time is
-  up. Followers wait for the log's end, consumers for the high watermark.
+- A fetch leaves the purgatory as soon as enough bytes can be read, its answer has an error, or its time is up.
+  Followers may read up to the log end offset, consumers up to the high watermark.
 - A deletion of records is answered only after all live replicas have reported a log start offset that a restart keeps.
 - When a log directory fails, its partitions answer KAFKA_STORAGE_ERROR and no other partition is affected.
 
 `state_changes.py` applies the controller's requests; `partition.py` has the rules of one partition;
-`fetched_records.py` reads. What is left is one idea, the requests that touch many partitions, so it is long.
+`fetched_records.py` reads. This module has all requests that touch many partitions, so it is long.
 """
 
 import asyncio
@@ -76,14 +76,14 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# This many are looked at between two looks at the clock: an offset of a follower may move the high watermark, which
-# wakes others.
+# Reads the clock after this many partitions: a follower's offset may move the high watermark, which wakes other
+# operations.
 LOOK_SLICE = 50
-# An append takes some microseconds to look at.
+# Checking an append takes some microseconds.
 APPENDS_PER_SLICE = 500
-# A fetch that the leader's quota holds back waits at least so long.
+# A fetch that the leader's quota holds back waits at least this long.
 LEAST_HOLD_MS = 50
-# The least and the greatest wait before the next try to open logs that had no space.
+# The shortest and the longest wait before the next try to open logs that had no space.
 REOPEN_MIN_MS = 1_000
 REOPEN_MAX_MS = 30_000
 
@@ -128,7 +128,7 @@ class ReplicaManager:
         self._notify_log_dir_failure = notify_log_dir_failure
         self._on_failure = on_failure
         self._read_replicas = read_replicas
-        # What makes a hosted partition. Servers under faults put a class with witnesses here.
+        # Makes a hosted partition. Fault tests put a class with witnesses here.
         self.new_partition: Callable[..., Partition] = Partition
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -155,7 +155,7 @@ class ReplicaManager:
             self._partition_changed,
             StateChangeLines(broker_id, environment.now_ms),
         )
-        # The hosted partition, or KafkaError: as `HostedPartitions.require`.
+        # See `HostedPartitions.require`.
         self.partition = self._hosted.require
 
     def _make_partition(
@@ -196,10 +196,10 @@ class ReplicaManager:
         return self._hosted.get(key)
 
     async def update_topic_configs(self, topic: str | None = None) -> None:
-        """As `HostedPartitions.update_topic_configs`."""
+        """See `HostedPartitions.update_topic_configs`."""
         await self._hosted.update_topic_configs(topic)
 
-    # -- what the controller says ---------------------------------------------------------------------------------
+    # -- requests of the controller -------------------------------------------------------------------------------
 
     @property
     def controller_epoch(self) -> int:
@@ -209,7 +209,7 @@ class ReplicaManager:
     async def become_leader_or_follower(
         self, request: LeaderAndIsrRequest, correlation_id: int = 0
     ) -> LeaderAndIsrResponse:
-        """As `StateChanges.become_leader_or_follower`."""
+        """See `StateChanges.become_leader_or_follower`."""
         response = await self._state_changes.become_leader_or_follower(request, correlation_id)
         self._start_periodic_work()
         if self._reopening is None and not self._is_stopping and self._hosted.waiting_for_space:
@@ -219,26 +219,26 @@ class ReplicaManager:
     async def stop_replicas(
         self, request: StopReplicaRequest, correlation_id: int = 0
     ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
-        """As `StateChanges.stop_replicas`."""
+        """See `StateChanges.stop_replicas`."""
         return await self._state_changes.stop_replicas(request, correlation_id)
 
     async def update_metadata(
         self, request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0
     ) -> T:
-        """As `StateChanges.update_metadata`."""
+        """See `StateChanges.update_metadata`."""
         return await self._state_changes.update_metadata(request, apply, correlation_id)
 
     async def in_turn(self, apply: Callable[[], Steps[T]]) -> T:
-        """As `StateChanges.in_turn`."""
+        """See `StateChanges.in_turn`."""
         return await self._state_changes.in_turn(apply)
 
     def leave(self, partition: Partition) -> None:
-        """As `StateChanges.leave`, if the partition is still hosted. To be called `in_turn`."""
+        """Like `StateChanges.leave`, if the partition is still hosted. Must be called `in_turn`."""
         if self._hosted.get(partition.topic_partition) is partition:
             self._state_changes.leave(partition)
 
     def brokers_died(self, broker_ids: Sequence[int]) -> Steps[None]:
-        """As `Partition.broker_died`, for all partitions: the controller has reported these brokers dead."""
+        """The controller has reported these brokers dead: calls `Partition.broker_died` of all partitions."""
         if not broker_ids:
             return
         looked_at = Slices(SLICE)
@@ -256,7 +256,7 @@ class ReplicaManager:
                 yield
 
     async def alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> dict[PartitionKey, ErrorCode]:
-        """As `LogDirMoves.alter`, for each of these partitions; their error codes."""
+        """Calls `LogDirMoves.alter` for each partition; returns their error codes."""
         return await self._state_changes.in_turn(lambda: self._alter_replica_log_dirs(directories))
 
     def _alter_replica_log_dirs(self, directories: Mapping[PartitionKey, str]) -> Steps[dict[PartitionKey, ErrorCode]]:
@@ -311,7 +311,7 @@ class ReplicaManager:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         inspected: Inspected | None = None,
     ) -> ProduceResult:
-        """Appends one batch to a partition that this broker leads. Raises LargeBatch as `Log.append_as_leader`."""
+        """Appends one batch to a partition that this broker leads. Raises LargeBatch like `Log.append_as_leader`."""
         try:
             target = self.partition(topic, partition)
             syncs = target.log.durability.syncs_on_loop
@@ -323,7 +323,7 @@ class ReplicaManager:
             return ProduceResult(error.code, error_message=error.message, record_errors=error.record_errors)
         except KafkaError as error:
             self.topic_statistics.of(topic).refused(len(records), error)
-            # A producer that the log does not know compares where the log starts with its last offset there.
+            # A producer that the log does not know compares the log start offset with its own last offset.
             hosted = self._hosted.get((topic, partition))
             start = UNKNOWN_OFFSET if hosted is None else hosted.log.log_start_offset
             return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
@@ -351,7 +351,7 @@ class ReplicaManager:
     async def writing_ahead(
         self, topic: str, partition: int, records: memoryview | None, inspected: Inspected | None
     ) -> AsyncIterator[None]:
-        """As `Log.writing_ahead`, for a client's batch. An error is left to the append."""
+        """Like `Log.writing_ahead`, for a client's batch. Leaves errors to the append."""
         hosted = self._hosted.get((topic, partition))
         async with AsyncExitStack() as stack:
             if records is not None and hosted is not None and hosted.is_leader:
@@ -362,7 +362,7 @@ class ReplicaManager:
 
     def _appended_oddly(self, target: Partition, info: AppendInfo, sent_bytes: int) -> None:
         counts = target.topic_counts
-        # What the producer has sent counts, not what the log has stored.
+        # Counts the bytes that the producer has sent, not the bytes that the log has stored.
         counts.bytes_in += sent_bytes - info.size_bytes
         if info.oddity is Oddity.CONVERTED:
             counts.produce_conversions += info.last_offset + 1 - info.first_offset
@@ -387,7 +387,7 @@ class ReplicaManager:
         """Waits for acks=all; afterwards each result holds its final error code (REQUEST_TIMED_OUT included)."""
         delayed = DelayedProduce(self.partition, appended)
         with self.produce_purgatory.watching(delayed, max(0, timeout_ms)) as watch:
-            # Registered in the same step in which they were looked at, so that no change is missed.
+            # Registered in the same step as the check, so that no change is missed.
             watch.add(delayed.look(APPENDS_PER_SLICE))
             while not delayed.is_looked_through:
                 await asyncio.sleep(0)
@@ -396,8 +396,8 @@ class ReplicaManager:
                 delayed.expire()
 
     def when_replicated(self, appended: Appended, timeout_ms: int, on_done: Callable[[], None]) -> None:
-        """As `wait_replicated`, but without a task: calls `on_done` as soon as each result holds its final error code,
-        possibly at once."""
+        """Like `wait_replicated`, but without a task: calls `on_done` as soon as each result holds its final error
+        code, possibly at once."""
         delayed = DelayedProduce(self.partition, appended)
         keys = delayed.look(len(appended))
         if not keys:
@@ -414,19 +414,19 @@ class ReplicaManager:
     # -- deletion of records --------------------------------------------------------------------------------------
 
     def delete_records(self, topic: str, partition: int, offset: int) -> DeleteRecordsResult:
-        """Moves the log start offset of a partition that this broker leads, as `Partition.delete_records`."""
+        """Moves the log start offset of a partition that this broker leads (`Partition.delete_records`)."""
         try:
             target = self.partition(topic, partition)
             required_offset = target.delete_records(offset)
         except KafkaError as error:
             return DeleteRecordsResult(error.code)
-        # Followers hear of it in the answer to the fetch that waits here.
+        # Followers hear of the new offset in the answer to their waiting fetch.
         self.follower_fetch_purgatory.check(target.topic_partition)
         return DeleteRecordsResult(ErrorCode.NONE, required_offset=required_offset)
 
     async def wait_deleted(self, deleted: dict[PartitionKey, DeleteRecordsResult], timeout_ms: int) -> None:
         """Waits until all live replicas have deleted the records, and no restart brings them back. Afterwards each
-        result holds its final error code (REQUEST_TIMED_OUT included), and `deleted` those that have timed out."""
+        result holds its final error code (REQUEST_TIMED_OUT included), and `deleted` has the timed-out partitions."""
         deadline_ms = self._clock_ms() + timeout_ms
         delayed = DelayedDeleteRecords(self.partition, self._live_broker, deleted)
         keys = list(deleted)
@@ -438,12 +438,12 @@ class ReplicaManager:
                 settled = log
         with self.delete_records_purgatory.watching(delayed, max(0, deadline_ms - self._clock_ms())) as watch:
             async for piece in slices(keys):
-                # Registered in the same step in which they are looked at, so that no change is missed.
+                # Registered in the same step as the check, so that no change is missed.
                 for key in piece:
                     delayed.has_become_ready(key)
                 watch.add(piece)
             if not delayed.is_ready() and not await watch.future:
-                # What has timed out is not undone.
+                # A timed-out deletion is not undone.
                 async for result in each(deleted.values()):
                     result.error_code = ErrorCode.REQUEST_TIMED_OUT
 
@@ -463,8 +463,8 @@ class ReplicaManager:
     ) -> list[PartitionData]:
         """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are available or a partition
         has an error, else within `max_wait_ms`. Unless `only_leader`, a consumer also reads partitions that this broker
-        follows. From a partition that this broker leads, `consumer` gets no records if it should read from a
-        follower, but the follower's name.
+        follows. If `consumer` should read a partition led here from a follower, it gets the follower's id and no
+        records.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). A fetch never waits for more
@@ -500,7 +500,7 @@ class ReplicaManager:
         return delayed.results
 
     def records_sent(self, topic: str, partition: int, size_bytes: int, replica_id: int) -> None:
-        """Counts records that a fetch is answered with, for the follower `replica_id` or for a consumer."""
+        """Counts the records in the answer to a fetch of the follower `replica_id` or of a consumer."""
         hosted = self._hosted.get((topic, partition))
         counts = self.topic_statistics.others if hosted is None else hosted.topic_counts
         if replica_id > CONSUMER_REPLICA_ID:
@@ -515,7 +515,7 @@ class ReplicaManager:
         )
 
     def _look_at_once(self, delayed: DelayedFetch) -> bool:
-        """Looks at the first partitions. Returns whether more are left."""
+        """Checks the first partitions. Returns whether more are left."""
         if not delayed.look(LOOK_SLICE):
             return False
         slices = Slices(PARTITIONS_PER_SLICE, self._loop.time)
@@ -525,13 +525,13 @@ class ReplicaManager:
         return True
 
     async def _look_and_wait(self, purgatory: Purgatory[PartitionKey], delayed: DelayedFetch, max_wait_ms: int) -> None:
-        """Looks at the rest of many partitions in slices, and registers for them in slices. Partitions that change
-        meanwhile are looked at again before the wait."""
+        """Checks the rest of many partitions in slices, and registers for them in slices. Partitions that change
+        meanwhile are checked again before the wait."""
         with purgatory.watching(delayed, max_wait_ms) as watch:
             with purgatory.noting_changes() as changed:
                 slices = Slices(PARTITIONS_PER_SLICE, self._loop.time)
                 await in_slices(_look(delayed, changed, watch if max_wait_ms > 0 else None, slices))
-            # Every change has been looked at, because nothing else has run on the loop since.
+            # Every change has been checked, because nothing else has run on the loop since.
             if max_wait_ms > 0 and not delayed.is_ready():
                 await watch.future
 
@@ -569,7 +569,7 @@ class ReplicaManager:
             self._timers[name] = self._loop.call_later(interval_ms / 1000, start)
 
     async def _reopen_logs(self) -> None:
-        """Runs until no partition waits for space. Tells the controller when one has got space."""
+        """Runs until no partition waits for space. Tells the controller when a partition has got space."""
         back_off_ms = REOPEN_MIN_MS
         while self._hosted.waiting_for_space:
             await asyncio.sleep(back_off_ms / 1000)

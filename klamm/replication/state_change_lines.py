@@ -3,8 +3,8 @@
 The lines and their levels are Kafka's (`ReplicaManager`, `Partition`, `MetadataCache` of 2.8.2), word for word, so that
 operators find the texts that they search for. As in Kafka, some lines at INFO name single partitions.
 
-What must stay true: no line is formatted for a level that is not written. TRACE has several lines for each partition;
-whether it is written is looked up once for each request.
+What must stay true: no line is formatted for a disabled level. TRACE has several lines for each partition, so a request
+checks once whether TRACE is enabled.
 """
 
 import logging
@@ -108,12 +108,12 @@ class LeaderAndIsrLines(_RequestLines):
         )
 
     def stale(self, key: PartitionKey, leader_epoch: int, current: int) -> None:
-        """The partition's state comes late, or twice."""
+        """The partition's state has arrived late, or twice."""
         if leader_epoch < current:
             why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
             self._ignored(logging.WARNING, "LeaderAndIsr request", key, why)
         elif self._informs:
-            # After an election of a controller this line is written for almost every partition.
+            # After a controller election this line is written for almost every partition.
             self._batch.add(
                 logging.INFO,
                 f"Ignoring LeaderAndIsr request from controller {self._controller_id} with correlation id"

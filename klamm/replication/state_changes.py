@@ -1,8 +1,8 @@
 """Applies the controller's requests to the replicas of a broker: LeaderAndIsr, StopReplica, and UpdateMetadata.
 
-The controller sends LeaderAndIsr and StopReplica only to replicas on live brokers. A broker that had no ZooKeeper
-session when its partition got another leader, or was moved away, may never get either request. UpdateMetadata alone
-then tells it to stop leading or copying:
+The controller sends LeaderAndIsr and StopReplica only to replicas on live brokers. If a broker had no ZooKeeper session
+when its partition got another leader, or was reassigned to other brokers, it may never get either request.
+UpdateMetadata alone then tells it to stop leading or copying:
 
 | UpdateMetadata says of a hosted partition                  | leading ends       | copying ends | the epoch is then |
 |------------------------------------------------------------|--------------------|--------------|-------------------|
@@ -11,12 +11,12 @@ then tells it to stop leading or copying:
 | deletion, or another topic; this broker is no replica      | yes                | yes          | as before         |
 | the same epoch or an older one                             | no                 | no           | as before         |
 
-In the first row the epoch stays, so that the LeaderAndIsr that is still to come counts. The log stays in every row.
+In the first row the epoch stays, so that a later LeaderAndIsr counts. The log stays in every row.
 
 What must stay true:
 - These requests are applied one after another. A request with an old controller epoch changes nothing.
 - A partition changes only to a newer leader epoch, so a request that arrives late or twice changes nothing. StopReplica
-  also counts in the current epoch: a controller that cancels a reassignment may not have begun a new one (KAFKA-13972).
+  also counts in the current epoch: a controller that cancels a reassignment may not begin a new epoch (KAFKA-13972).
   Once this broker is no longer a replica, StopReplica counts in any epoch: the other replicas' epoch has moved on.
 - Of two topics that had the same name, at most one has a log here. A topic-id mismatch never deletes a log that may be
   the only copy of a record.
@@ -24,8 +24,8 @@ What must stay true:
   before it continues.
 - A move to another log directory is interrupted before the partition is stopped or deleted, and continues with the next
   LeaderAndIsr.
-- Work on many partitions yields the loop about every ten milliseconds. state-change.log records what happens to each
-  partition; correlation ids are used only in its lines.
+- Work on many partitions yields the loop about every ten milliseconds. state-change.log records each partition's
+  changes; correlation ids are used only in its lines.
 
 Source: kafka.server.ReplicaManager.
 """
@@ -63,7 +63,7 @@ from klamm.znodes.topics import is_legal_topic_name
 
 T = TypeVar("T")
 
-# Partitions of a response; each costs two microseconds.
+# The partitions of a response in a slice; each costs two microseconds.
 ANSWERS_PER_SLICE = 2_000
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class StateChanges:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """No fetcher is started from now on."""
+        """Starts no more fetchers."""
         self._is_stopping = True
 
     async def update_metadata(
@@ -120,7 +120,7 @@ class StateChanges:
                 lines.flush()
 
     async def in_turn(self, apply: Callable[[], Steps[T]]) -> T:
-        """Takes the steps of `apply` while no request of a controller is being applied."""
+        """Takes the steps of `apply` while no controller request is being applied."""
         async with self._lock:
             return await in_slices(apply())
 
@@ -143,7 +143,7 @@ class StateChanges:
             )
 
     def _end_if_over(self, partition: Partition, topic_id: UUID | None, state: UpdateMetadataPartitionState) -> bool:
-        """Stops to lead or copy the partition as the module's table says. Returns whether anything changed."""
+        """Stops leading or copying the partition as in the module's table. Returns whether the partition changed."""
         is_same = _may_be_same(partition.log.topic_id, topic_id)
         if is_same and state.leader != LEADER_DURING_DELETE and state.leader_epoch <= partition.leader_epoch:
             return False
@@ -164,7 +164,8 @@ class StateChanges:
         return True
 
     def leave(self, partition: Partition, leader_id: int = NO_LEADER, leader_epoch: int = NO_EPOCH) -> None:
-        """This broker is no longer a replica of a hosted partition. The log stays, in case it becomes one again."""
+        """This broker is no longer a replica of a hosted partition. The log stays, in case it becomes a replica
+        again."""
         self._followers.remove_fetchers([partition.topic_partition])
         partition.step_down(leader_id, leader_epoch)
         partition.replicas = ()
@@ -183,8 +184,9 @@ class StateChanges:
     async def become_leader_or_follower(
         self, request: LeaderAndIsrRequest, correlation_id: int = 0
     ) -> LeaderAndIsrResponse:
-        """Errors are in the response. Raises ZooKeeperError when the configuration of a topic that is new here cannot
-        be read. Then no partition has changed, and the controller should send the request again."""
+        """Applies LeaderAndIsr. Errors are in the response. Raises ZooKeeperError when the configuration of a topic
+        that is new here cannot be read. Then no partition has changed, and the controller should send the request
+        again."""
         async with self._lock:
             lines = self._lines.leader_and_isr(correlation_id, request)
             try:
@@ -279,8 +281,8 @@ class StateChanges:
         """Whether the log belongs to an earlier topic of the same name, which was deleted while this broker was down
         (KAFKA-10548).
 
-        A replica in the ISR does not count, except in the topic's first epoch. Its log has records of this topic, and
-        the id has changed, so an operator must look at it.
+        The log of a replica in the ISR does not count as such, except in the topic's first epoch. It has records of
+        this topic, and the id has changed, so an operator must check it.
         """
         log = self._log_manager.get(*key)
         has_other_id = log is not None and not _may_be_same(log.topic_id, topic_id)
@@ -333,7 +335,7 @@ class StateChanges:
                 lines.becoming_follower(key, state.leader)
             address = leaders.get(state.leader) or self._live_broker(state.leader)
             try:
-                # Opened without a live leader too: the high watermark must be in the checkpoint.
+                # Opened even without a live leader, because the high watermark must be in the checkpoint.
                 partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
             except KafkaError as error:
                 codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
@@ -379,7 +381,7 @@ class StateChanges:
     async def stop_replicas(
         self, request: StopReplicaRequest, correlation_id: int = 0
     ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
-        """Stops to copy partitions, and deletes their logs where the request asks for it.
+        """Stops copying partitions, and deletes their logs where the request asks for it.
 
         Returns (STALE_CONTROLLER_EPOCH, {}) for an old controller; else (NONE, the error code of each partition).
         """
@@ -429,7 +431,7 @@ class StateChanges:
         self._log_dir_moves.remove([key])
         self._hosted.remove(key)
         try:
-            # A log that was never hosted, too: the topic may have been deleted while this broker was down.
+            # Even a log that was never hosted: the topic may have been deleted while this broker was down.
             self._log_manager.delete(*key)
         except KafkaError as error:
             _log.error("The log of %s-%d cannot be deleted: %s", *key, error)
@@ -439,7 +441,7 @@ class StateChanges:
     # -- disks ----------------------------------------------------------------------------------------------------
 
     async def reopen_logs(self) -> bool:
-        """Tries again to open the logs for which there was no space. Returns whether one can be used now.
+        """Tries again to open the logs for which there was no space. Returns whether a log can be used now.
 
         The caller then tells the controller, which still regards the partition as offline.
         """
@@ -452,8 +454,8 @@ class StateChanges:
             return reopened > 0
 
     def directory_failed(self, directory: str) -> Steps[None]:
-        """Takes every partition whose log is in `directory` offline, without waiting for the lock: until its turn, a
-        partition's log refuses everything."""
+        """Takes every partition whose log is in `directory` offline, in steps. It does not wait for the lock, because
+        the logs already refuse all operations."""
         self._log_dir_moves.directory_failed(directory)
         slices = Slices()
         for key, partition in list(self._hosted.all.items()):
@@ -475,7 +477,7 @@ def _slices() -> Slices:
 
 def _may_be_same(one: UUID | None, other: UUID | None) -> bool:
     """Whether both ids may be of the same topic. An unknown id may be of any topic."""
-    # As numbers, since UUIDs take long to compare and this is done for each hosted partition.
+    # Compares numbers, because comparing UUIDs for each hosted partition takes long.
     return one is None or other is None or one.int == other.int
 
 

@@ -1,1 +1,1 @@
-"""The followers' side: tasks that fetch from leaders, truncate where logs differ, and keep to throttles."""
+"""The work of followers: tasks that fetch from leaders, truncate diverging logs, and obey throttles."""

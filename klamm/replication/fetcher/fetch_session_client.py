@@ -1,10 +1,10 @@
 """The client side of an incremental fetch session (KIP-227): a fetcher names its partitions once, then only changes.
 
 What must stay true:
-- `_known` is what the leader's session holds once the leader has read the last request. The next request carries the
-  difference between that and what is wanted, so a fetch costs only as much as the partitions that have changed.
-- Whenever it is not certain what the leader's session holds (no answer, a refusal, an answer that does not fit), the
-  next request is a full one, which closes that session and names everything.
+- `_known` is the content of the leader's session once the leader has read the last request. The next request carries
+  the changes since, so a fetch costs only as much as the changed partitions.
+- When the content of the leader's session is uncertain (no answer, a refusal, an answer that does not fit), the next
+  request is a full one, which closes that session and names all partitions.
 - A full fetch names the partitions that changed last at the end, so that no partition starves without a session.
 
 Source: org.apache.kafka.clients.FetchSessionHandler.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class FetchSessionClient:
-    """What one fetcher wants from one leader, and how much of that the leader already knows."""
+    """The partitions that a fetcher wants from a leader, and what the leader's session knows of them."""
 
     def __init__(self) -> None:
         self._session_id = INVALID_SESSION_ID
@@ -34,7 +34,7 @@ class FetchSessionClient:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is wanted."""
+        """Whether no partition is wanted."""
         return not self._wanted
 
     def want(self, topic_partition: PartitionKey, wanted: FetchPartition) -> None:
@@ -49,7 +49,7 @@ class FetchSessionClient:
             self._changed[topic_partition] = None
 
     def fill(self, request: FetchRequest) -> None:
-        """Writes the session and the partitions into a request, which must be the next to be sent."""
+        """Writes the session and the partitions into a request, which must be the next one sent."""
         request.session_id, request.session_epoch = self._session_id, self._epoch
         if self._epoch == INITIAL_EPOCH:
             self._known = dict.fromkeys(self._wanted)
@@ -72,7 +72,7 @@ class FetchSessionClient:
         self._changed = {}
 
     def accept(self, response: FetchResponse) -> bool:
-        """Takes note of the answer to the last request. Returns whether the caller may use its partitions."""
+        """Processes the answer to the last request. Returns whether the caller may use its partitions."""
         if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
             self._begin(INVALID_SESSION_ID)
             return False

@@ -1,6 +1,6 @@
-"""One partition as its fetcher sees it, and the offset at which a log that differs from its leader's is cut.
+"""One partition as its fetcher sees it, and the truncation offset of a log that diverges from its leader's.
 
-What must stay true: the fetch offset is never stored; it is always the log's end. So nothing that happens to the log (a
+What must stay true: the fetch offset is never stored; it is always the log end offset. So no event in the log (a
 half-done append, a truncation inside a batch) can make a fetcher ask for the wrong records.
 """
 
@@ -16,7 +16,7 @@ from klamm.storage.log.truncation import Truncation
 
 @dataclass(frozen=True, slots=True)
 class InitialFetchState:
-    """The address of a partition's leader, and its leader epoch. The log itself says where to fetch from."""
+    """The address of a partition's leader, and its leader epoch. The fetch offset is the log end offset."""
 
     leader_id: int
     host: str
@@ -37,23 +37,23 @@ class FollowerPartition(Protocol):
     def leader_epoch(self) -> int: ...
 
     def append_records_as_follower(self, records: Buffer) -> AppendInfo:
-        """Appends the first of the leader's records. Raises KafkaError as `Log.append_as_follower`."""
+        """Appends the first of the leader's records. Raises KafkaError like `Log.append_as_follower`."""
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> object:
-        """Removes everything from `offset` on; `prepared` comes from `Log.prepare_truncation`."""
+        """Removes all records from `offset` on; `prepared` comes from `Log.prepare_truncation`."""
 
     def truncate_fully_and_start_at(self, offset: int) -> object:
-        """Removes everything; the next record has `offset`."""
+        """Removes all records. The next record gets `offset`."""
 
     def update_follower_high_watermark(self, leader_high_watermark: int) -> object:
-        """Moves the high watermark to the leader's, or to the log's end if that is earlier."""
+        """Moves the high watermark to the leader's, or to the log end offset if that is lower."""
 
     def maybe_increment_log_start_offset(self, leader_log_start_offset: int) -> object:
         """Moves the log start offset forward to the leader's log start offset."""
 
 
 class PartitionFetch:
-    """One partition in one leader epoch. A new epoch gets a new object, which makes pending work of the old one void.
+    """One partition in one leader epoch. A new epoch gets a new object, so that pending work of the old one is void.
 
     `asked` is the partition's entry in the fetch session. It is None while the partition is not fetched: before its
     first request, while it waits after a failure or is throttled, and while it must be truncated first.
@@ -72,23 +72,24 @@ class PartitionFetch:
 
     @property
     def lag(self) -> int:
-        """How many offsets before the leader's high watermark the log lacks; -1 before the leader's first answer."""
+        """How many offsets below the leader's high watermark the log lacks; -1 before the leader's first answer."""
         if self.leader_high_watermark is None:
             return -1
         return max(self.leader_high_watermark - self.partition.log.log_end_offset, 0)
 
     @property
     def is_lagging(self) -> bool:
-        """Whether the log does not have all committed records, as far as is known: the replica is out of sync."""
+        """Whether the replica is out of sync: the log lacks committed records, or the leader has not answered yet."""
         return self.leader_high_watermark is None or self.partition.log.log_end_offset < self.leader_high_watermark
 
 
 def truncation_offset(log: Log, leader_epoch: int, leader_end_offset: int) -> tuple[int, bool]:
-    """Where to cut `log` when the leader's records of `leader_epoch`, and all before, end at `leader_end_offset`.
+    """The offset at which to truncate `log` when the leader's records of `leader_epoch` and earlier epochs end at
+    `leader_end_offset`.
 
-    Returns (offset, whether the logs are known to agree up to there). They are not known to agree when this log has no
-    record of that epoch: it is then cut to the epoch before, and the leader must be asked again (KIP-279). An end
-    offset of -1 means that the leader does not know; then only the records below the high watermark are safe.
+    Returns (offset, whether the logs are known to agree up to there). If this log has no record of that epoch, the
+    agreement is unknown: the log is truncated to the epoch before, and the leader must be asked again (KIP-279). An end
+    offset of -1 means that the leader does not know it; then only the records below the high watermark are safe.
     """
     end = log.log_end_offset
     if leader_end_offset < 0:

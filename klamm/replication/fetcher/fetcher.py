@@ -1,21 +1,22 @@
 """Copies partitions from one leader broker with one task and one connection, one fetch after the other. A leader may
-have several such fetchers, for different partitions. `followed_partitions.py` has their states, `log_truncation.py`
-cuts logs that differ from the leader's.
+have several such fetchers, for different partitions. `followed_partitions.py` has the partitions' states, and
+`log_truncation.py` truncates diverging logs.
 
-A round: end the waits that are over, truncate the logs that must be truncated first, tell the session what has changed,
-fetch, append. A follower that got records fetches again at once. A partition without news costs nothing.
+A round: end the waits that are over, truncate the logs that must be truncated first, update the session, fetch, append.
+A follower that got records fetches again at once. A partition without news costs nothing.
 
 What must stay true:
-- A log changes only while its partition follows this leader in the epoch that the fetch began with. A partition that
-  is removed, or added again in another epoch, gets a new `PartitionFetch`; answers to the old one are void.
+- A log changes only while its partition follows this leader in the epoch in which the fetch began. A partition that is
+  removed, or added again in another epoch, gets a new `PartitionFetch`; answers to the old one are void.
 - The leader takes a fetch offset as an acknowledgement of every record before it. So an offset is fetched only after
-  all records before it are appended, and the fetch carries the epoch by which the leader checks that the logs agree.
-- The high watermark does not move over records that may differ from the leader's: after a truncation it waits for a
-  fetch that finds no more difference.
-- A new partition does not wait for the end of a long poll that began without it: the long poll is given up, and a full
+  all records before it are appended, and the fetch carries the last fetched epoch, with which the leader checks that
+  the logs agree.
+- The high watermark does not move past records that may differ from the leader's: after a truncation it waits for a
+  fetch that finds no divergence.
+- A new partition does not wait for the end of a long poll that began without it: the long poll is abandoned, and a full
   fetch names every partition again.
-- A partition that is throttled and out of sync is fetched only while the quota allows it, all others always. Until the
-  leader's first answer it is not known to be out of sync.
+- A partition that is throttled and out of sync is fetched only while the quota allows it. All other partitions are
+  always fetched. The leader's first answer shows whether a replica is in sync.
 
 Source: kafka.server.AbstractFetcherThread, ReplicaFetcherThread.
 """
@@ -45,12 +46,12 @@ from klamm.storage.log.follower_batches import first_batch
 from klamm.storage.log.log import AppendInfo, AppendOrigin
 from klamm.storage.log.written_ahead import PIECE_BYTES
 
-# How often a follower looks whether a new log start offset is on disk.
+# How often a follower checks whether a new log start offset is on disk.
 SETTLE_MS = 20
-# A throttled partition waits at most so long until the fetcher looks whether the quota or the throttle has changed.
+# The shortest and the longest wait of a throttled partition until the fetcher checks the quota and the throttle again.
 LEAST_HOLD_MS = 20
 LONGEST_HOLD_MS = 1_000
-# A fetch asks for at least so much of a throttled partition, whatever the quota is.
+# A fetch asks for at least this many bytes of a throttled partition, whatever the quota is.
 LEAST_THROTTLED_BYTES = 64 * 1024
 # Work on more partitions than this yields the loop in between.
 PARTITIONS_PER_SLICE = 500
@@ -58,7 +59,7 @@ PARTITIONS_PER_SLICE = 500
 APPEND_PIECES = 10
 BYTES_PER_PIECE = 8 * 1024
 # A fetch without an answer after LONG_POLL_MS is a long poll at the leader. A fetcher of more partitions than
-# INTERRUPTIBLE_PARTITIONS waits for its end, because to name all of them again costs more.
+# INTERRUPTIBLE_PARTITIONS waits for its end, because naming all partitions again costs more.
 LONG_POLL_MS = 5
 INTERRUPTIBLE_PARTITIONS = 1_000
 
@@ -70,7 +71,7 @@ class _Outdated(Exception):
 
 
 class ReplicaFetcher:
-    """Fetches from `endpoint`. Partitions that are given up until they are added again go into `failed`."""
+    """Fetches from `endpoint`. Partitions that have failed go into `failed` until they are added again."""
 
     def __init__(
         self,
@@ -94,11 +95,11 @@ class ReplicaFetcher:
         self._in_flight: FetchRequest | None = None
         self._task = start_task(self._run(), on_failure)
 
-    # -- what the manager does ------------------------------------------------------------------------------------
+    # -- for the manager ------------------------------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to copy."""
+        """Whether there is no partition to copy."""
         return not self.followed.fetches
 
     def add(self, topic_partition: PartitionKey, partition: FollowerPartition, leader_epoch: int) -> None:
@@ -106,7 +107,7 @@ class ReplicaFetcher:
         current = self.followed.fetches.get(topic_partition)
         if current is not None and current.leader_epoch == leader_epoch and current.partition is partition:
             return
-        # Without epochs only the records below the high watermark are known to be the leader's, too.
+        # Without epochs, only the records below the high watermark are known to be in the leader's log.
         has_epochs = partition.log.leader_epochs.latest_epoch != NO_EPOCH
         is_truncating = not (self.endpoint.truncates_on_fetch and has_epochs)
         self.followed.add(topic_partition, PartitionFetch(partition, leader_epoch, is_truncating=is_truncating))
@@ -170,7 +171,7 @@ class ReplicaFetcher:
     # -- fetching -------------------------------------------------------------------------------------------------
 
     async def _update_session(self) -> None:
-        """Gives the session the new fetch offsets of the changed partitions."""
+        """Writes the new fetch offsets of the changed partitions into the session."""
         changed, self.followed.changed = self.followed.changed, {}
         max_bytes = self._config.replica_fetch_max_bytes
         quota = self._quota if self._quota.has_throttled_replicas else None
@@ -181,14 +182,14 @@ class ReplicaFetcher:
                 if quota is None or not fetch.is_lagging or not quota.is_throttled(*topic_partition):
                     self._ask(topic_partition, fetch, max_bytes)
                 elif fetch.leader_high_watermark is None:
-                    # The first answer says whether the replica is in sync, and so does not wait for its turn.
+                    # The first answer shows whether the replica is in sync, so it does not wait for a turn.
                     self._ask(topic_partition, fetch, self._throttled_max_bytes())
                     self.followed.throttled[topic_partition] = fetch
                 else:
                     self._hold(topic_partition, fetch)
 
     def _ask(self, topic_partition: PartitionKey, fetch: PartitionFetch, max_bytes: int) -> None:
-        """The next fetch asks for what follows the partition's log."""
+        """Lets the next fetch ask for the records after the partition's log end offset."""
         log = fetch.partition.log
         start_offset = log.durable_log_start_offset
         if start_offset < log.log_start_offset:
@@ -214,8 +215,8 @@ class ReplicaFetcher:
         self.followed.held[topic_partition] = fetch
 
     def _take_turns(self) -> None:
-        """The next fetch asks for as many throttled partitions as the quota has room for: first those that have waited
-        longest, last those that were asked for in vain."""
+        """Lets the next fetch ask for as many throttled partitions as the quota has room for. The longest-waiting
+        partitions come first, and partitions of the last fetch come last."""
         quota, now_s = self._quota, asyncio.get_running_loop().time()
         if quota.changes != self._quota_changes:
             self._quota_changes = quota.changes
@@ -244,7 +245,7 @@ class ReplicaFetcher:
         self._next_turn_s = now_s + wait_ms / 1000
 
     def _let_go(self) -> None:
-        """Partitions that are throttled no more do not wait until the quota is paid for."""
+        """Ends the waits of partitions that are no longer throttled."""
         for topic_partition, fetch in list(self.followed.held.items()):
             if not self._quota.is_throttled(*topic_partition):
                 del self.followed.held[topic_partition]
@@ -252,7 +253,7 @@ class ReplicaFetcher:
                     self._ask(topic_partition, fetch, self._config.replica_fetch_max_bytes)
 
     def _throttled_max_bytes(self) -> int:
-        """The most bytes of one partition: what the quota allows in a second, so that it is not exceeded by far."""
+        """The most bytes to fetch of one partition: the quota of a second, so that the excess stays small."""
         per_second = max(self._quota.bytes_per_second, LEAST_THROTTLED_BYTES)
         return min(self._config.replica_fetch_max_bytes, per_second)
 
@@ -282,8 +283,8 @@ class ReplicaFetcher:
             await self._back_off(f"a full fetch is refused with {error_name(response.error_code)}")
 
     def _max_wait_ms(self) -> int:
-        """Short enough that the fetch returns when a partition has waited long enough, or the disk may have a new log
-        start offset."""
+        """A wait short enough that the fetch returns when a partition's wait ends, or a new log start offset may be on
+        disk."""
         max_wait_ms = self._config.replica_fetch_wait_max_ms
         if self.followed.settling:
             max_wait_ms = min(max_wait_ms, SETTLE_MS)
@@ -294,7 +295,7 @@ class ReplicaFetcher:
         return min(max_wait_ms, max(0, left_ms))
 
     def _wake_s(self) -> float:
-        """When the next backoff of a partition ends, or the turn of a throttled partition comes."""
+        """When the next backoff of a partition ends, or a throttled partition's next turn comes."""
         next_turn_s = self._next_turn_s if self.followed.held else math.inf
         return min(next_turn_s, self.followed.first_wait_ends_s)
 
@@ -357,7 +358,7 @@ class ReplicaFetcher:
         asked = fetch.asked
         log = fetch.partition.log
         if asked is None:
-            # Added again since the request. The leader does not repeat its high watermark, so it is kept.
+            # The partition was added again since the request. The leader does not repeat its offsets: keep them.
             if result.error_code == ErrorCode.NONE:
                 self.followed.unconfirmed[topic_partition] = result.high_watermark, result.log_start_offset
         elif not self.followed.is_valid(topic_partition, fetch):
@@ -413,7 +414,7 @@ class ReplicaFetcher:
             return fetch.partition.append_records_as_follower(first if len(first) > PIECE_BYTES else records)
 
     async def _pause(self, topic_partition: PartitionKey, fetch: PartitionFetch) -> None:
-        """Lets others have the loop between two appends to a log, and prepares it for the next. Raises _Outdated."""
+        """Yields the loop between two appends to a log, and prepares the log for the next. Raises _Outdated."""
         log = fetch.partition.log
         end_offset = log.log_end_offset
         await asyncio.sleep(0)
@@ -433,7 +434,7 @@ class ReplicaFetcher:
             raise _Outdated
 
     def _confirm_high_watermarks(self) -> None:
-        """Adopts the leader's offsets for partitions whose last fetch found no difference."""
+        """Adopts the leader's offsets for partitions whose last fetch found no divergence."""
         for topic_partition, (high_watermark, log_start_offset) in list(self.followed.unconfirmed.items()):
             fetch = self.followed.fetches[topic_partition]
             if fetch.asked is not None and self.followed.is_valid(topic_partition, fetch):
@@ -446,7 +447,7 @@ class ReplicaFetcher:
     def _adopt(
         self, topic_partition: PartitionKey, fetch: PartitionFetch, high_watermark: int, log_start_offset: int
     ) -> None:
-        """Moves the high watermark and the log start offset to the leader's, as far as this log goes."""
+        """Moves the high watermark and the log start offset to the leader's, but not past the log end offset."""
         partition, log = fetch.partition, fetch.partition.log
         partition.update_follower_high_watermark(high_watermark)
         if log_start_offset > log.log_start_offset:

@@ -1,4 +1,4 @@
-"""The follower side of this broker: fetchers for each broker that leads a partition followed here.
+"""The fetchers of this broker, for each broker that leads a partition followed here.
 
 A leader's partitions are spread over num.replica.fetchers fetchers, each with a connection of its own. So a fetch of
 many old records holds up only the partitions of its own fetcher.
@@ -23,7 +23,7 @@ from klamm.replication.fetcher.fetcher import ReplicaFetcher
 from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint
 from klamm.replication.quota import ReplicationQuota
 
-# A fetcher without partitions lives on for this long: a change of leadership removes partitions and adds them again.
+# A fetcher without partitions is kept for this long: a change of leadership removes partitions and adds them again.
 IDLE_FETCHER_MS = 1_000
 
 # A leader, and the number of one of the fetchers that copy from it.
@@ -110,7 +110,7 @@ class ReplicaFetcherManager:
         self._max_lag = max_lag
 
     def add_fetchers(self, initial_states: Mapping[PartitionKey, InitialFetchState]) -> None:
-        """Copies these partitions from their leaders. A partition already copied in the same epoch is left as it is."""
+        """Copies these partitions from their leaders. Does nothing for a partition already copied in the same epoch."""
         if self._is_stopping:
             return
         for topic_partition, state in initial_states.items():
@@ -125,7 +125,7 @@ class ReplicaFetcherManager:
             fetcher.add(topic_partition, partition, state.current_leader_epoch)
 
     def remove_fetchers(self, topic_partitions: Iterable[PartitionKey]) -> None:
-        """Once this returns, nothing is copied into these partitions."""
+        """Stops copying these partitions. Once this returns, no fetcher changes their logs."""
         removed = list(topic_partitions)
         for topic_partition in removed:
             self._failed.pop(topic_partition, None)
@@ -154,7 +154,7 @@ class ReplicaFetcherManager:
         endpoint = LeaderEndpoint(self._config, self._broker_id, fetcher_id[0], *address)
         new = ReplicaFetcher(self._config, self._broker_id, endpoint, self._quota, self._failed, self._on_failure)
         if old is not None:
-            # The leader has moved to another address, so its partitions move to the new fetcher.
+            # The leader has another address now, so its partitions move to the new fetcher.
             moved = old.followed.leader_epochs()
             self._end(fetcher_id)
             for topic_partition, leader_epoch in moved.items():

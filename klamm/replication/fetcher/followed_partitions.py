@@ -1,4 +1,4 @@
-"""The partitions that one fetcher copies from its leader, and the state that each is in.
+"""The partitions that one fetcher copies from its leader, and the state of each.
 
     added -> (truncating) -> changed -> asked for -> changed ...
                 ^  |            |
@@ -6,10 +6,10 @@
                waiting after a failure, or failed until the controller names the partition again
 
 What must stay true:
-- A partition that is removed, or added again in another epoch, gets a new `PartitionFetch`; what waits for the old one
-  is void.
+- A partition that is removed, or added again in another epoch, gets a new `PartitionFetch`; waits of the old one are
+  void.
 - A failure of one partition delays, or ends, the fetching of that partition only. The backoff grows from
-  `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: usually the leader just has not heard of its leadership yet.
+  `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms, because usually the leader will soon hear of its leadership.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint
 
 FIRST_BACKOFF_MS = 20
 
-# Errors of an append or a truncation that another try may not meet. A full disk is a KAFKA_STORAGE_ERROR, too.
+# Transient errors of an append or a truncation. A full disk is a KAFKA_STORAGE_ERROR, too.
 _PASSING_ERRORS = (
     ErrorCode.CORRUPT_MESSAGE,
     ErrorCode.INVALID_RECORD,
@@ -42,7 +42,7 @@ Fetches = dict[PartitionKey, PartitionFetch]
 
 
 class FollowedPartitions:
-    """The partitions copied from `leader`. Those that are given up until they are added again go into `failed`."""
+    """The partitions copied from `leader`. Partitions that have failed go into `failed` until they are added again."""
 
     def __init__(self, config: BrokerConfig, leader: LeaderEndpoint, failed: dict[PartitionKey, None]) -> None:
         self.session = FetchSessionClient()
@@ -50,11 +50,12 @@ class FollowedPartitions:
         self.truncating: Fetches = {}
         # The partitions whose entry in the session may have to change before the next fetch.
         self.changed: Fetches = {}
-        # The leader's high watermarks and log start offsets that it does not repeat and that are not safe to adopt yet.
+        # The leader's high watermarks and log start offsets that are not safe to adopt yet. The leader does not repeat
+        # them.
         self.unconfirmed: dict[PartitionKey, tuple[int, int]] = {}
-        # The partitions with a log start offset that is not on disk yet, which the leader must not hear of before.
+        # The partitions whose log start offset is not on disk yet. Before that, the leader must not hear of it.
         self.settling: Fetches = {}
-        # The partitions that are throttled and out of sync: those that are fetched, and those that wait for their turn.
+        # The throttled and out-of-sync partitions: `throttled` are fetched, `held` wait for their turn.
         self.throttled: Fetches = {}
         self.held: Fetches = {}
         self._config = config
@@ -69,12 +70,12 @@ class FollowedPartitions:
         return {topic_partition: fetch.leader_epoch for topic_partition, fetch in self.fetches.items()}
 
     def leader_epoch(self, topic_partition: PartitionKey) -> int | None:
-        """The epoch in which the partition is copied here; None if it is not."""
+        """The epoch in which the partition is copied here; None if it is not copied here."""
         fetch = self.fetches.get(topic_partition)
         return None if fetch is None else fetch.leader_epoch
 
     def lags(self) -> Iterator[tuple[PartitionKey, int]]:
-        """The partitions copied here, and how many offsets of the leader's high watermark each log lacks; -1 before
+        """The partitions copied here, and how many offsets below the leader's high watermark each log lacks; -1 before
         the leader's first answer."""
         for topic_partition, fetch in list(self.fetches.items()):
             yield topic_partition, fetch.lag
@@ -86,7 +87,7 @@ class FollowedPartitions:
         self.resume(topic_partition, fetch)
 
     def remove(self, topic_partitions: Iterable[PartitionKey]) -> bool:
-        """Stops to copy these; a pending answer no longer changes them. Returns whether any was copied here."""
+        """Stops copying these partitions; a pending answer no longer changes them. Returns whether any was copied."""
         count = len(self.fetches)
         for topic_partition in topic_partitions:
             if self.fetches.pop(topic_partition, None) is not None:
@@ -100,7 +101,7 @@ class FollowedPartitions:
         return len(self.fetches) < count
 
     def resume(self, topic_partition: PartitionKey, fetch: PartitionFetch) -> None:
-        """The partition is truncated or asked for in the next round."""
+        """Lets the next round truncate or fetch the partition."""
         (self.truncating if fetch.is_truncating else self.changed)[topic_partition] = fetch
 
     def delay(self, topic_partition: PartitionKey, fetch: PartitionFetch, reason: str) -> None:
@@ -114,7 +115,7 @@ class FollowedPartitions:
         heappush(self._waits, (when, next(self._sequence), topic_partition, fetch))
 
     def end_waits(self) -> None:
-        """Resumes what has waited long enough."""
+        """Resumes the partitions whose waits are over."""
         now = asyncio.get_running_loop().time()
         while self._waits and self._waits[0][0] <= now:
             _, _, topic_partition, fetch = heappop(self._waits)
@@ -132,7 +133,7 @@ class FollowedPartitions:
                     self.changed[topic_partition] = fetch
 
     def fail(self, topic_partition: PartitionKey, reason: str) -> None:
-        """Gives the partition up until the controller names it again."""
+        """Stops copying the partition until the controller names it again."""
         _LOGGER.error("Copying %s-%d from %s has ended: %s", *topic_partition, self._leader, reason)
         self.remove([topic_partition])
         self._failed[topic_partition] = None
@@ -148,21 +149,21 @@ class FollowedPartitions:
 
     def leader_refused(self, topic_partition: PartitionKey, fetch: PartitionFetch, error_code: int) -> None:
         """Delays the partition for an error of the leader."""
-        # No error of the leader is final. FENCED_LEADER_EPOCH usually means that this follower has yet to hear of an
-        # election; but a leader that was not told of a topic's deletion answers so, too, until it hears of the new
+        # No error of the leader is final. FENCED_LEADER_EPOCH usually means that this follower has not heard of an
+        # election yet. A leader that has not heard of a topic's deletion also returns it, until it hears of the new
         # topic of that name.
         self.delay(topic_partition, fetch, f"the leader answers {error_name(error_code)}")
 
     def log_refused(self, topic_partition: PartitionKey, fetch: PartitionFetch, error: KafkaError) -> None:
-        """Delays the partition, or gives it up, for an error of its own log."""
+        """Delays the partition, or stops copying it, for an error of its own log."""
         if error.code in _PASSING_ERRORS and fetch.partition.log.log_directory.failure is None:
             self.delay(topic_partition, fetch, str(error))
         else:
             self.fail(topic_partition, str(error))
 
     def backoff_ms(self, failures: int) -> int:
-        """How long to wait after so many failures in a row."""
-        # The exponent is bounded only so that the number does not grow for ever.
+        """How long to wait after this many failures in a row."""
+        # The exponent is bounded only to keep the number small.
         return min(self._config.replica_fetch_backoff_ms, FIRST_BACKOFF_MS << min(failures - 1, 30))
 
     @property

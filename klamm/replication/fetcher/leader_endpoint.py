@@ -41,11 +41,11 @@ class EpochEndOffset(NamedTuple):
 
 
 class Interrupted(ClientError):
-    """The follower itself gave the request up."""
+    """The follower itself abandoned the request."""
 
 
 class LeaderEndpoint:
-    """A leader broker as a follower sees it. Its methods raise ClientError when there is no answer."""
+    """A follower's access to a leader broker. The methods raise ClientError when there is no answer."""
 
     def __init__(self, config: BrokerConfig, broker_id: int, leader_id: int, host: str, port: int) -> None:
         self.leader_id = leader_id
@@ -80,7 +80,7 @@ class LeaderEndpoint:
     async def list_offsets(
         self, timestamp: int, leader_epochs: Mapping[PartitionKey, int]
     ) -> dict[PartitionKey, LeaderOffset]:
-        """The leader's log end (LATEST_TIMESTAMP) or log start offset (EARLIEST_TIMESTAMP) of each partition."""
+        """The leader's log end offset (LATEST_TIMESTAMP) or log start offset (EARLIEST_TIMESTAMP) of each partition."""
         topic_class = ListOffsetsRequest.ListOffsetsTopic
         topics: dict[str, list[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition]] = {}
         for (topic, number), leader_epoch in leader_epochs.items():
@@ -125,7 +125,7 @@ class LeaderEndpoint:
         }
 
     def interrupt(self) -> None:
-        """Gives up the pending request, if any, which raises Interrupted. The leader drops it with the connection."""
+        """Abandons the pending request, if any, which raises Interrupted. The leader drops it with the connection."""
         if self._connection is not None:
             self._is_interrupted = True
             self._connection.close()

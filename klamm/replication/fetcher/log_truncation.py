@@ -1,10 +1,10 @@
-"""Cuts a follower's log to what its leader has: where their epochs differ, and when the leader's log ends before this
-one or begins after it.
+"""Truncates a follower's log to agree with its leader's: where their epochs diverge, and when the leader's log ends
+before this log or begins after it.
 
 What must stay true:
-- A log is cut only while its partition follows this leader in the epoch that the question began with.
-- An answer that changes nothing here is not asked for again at once.
-- An offset that no log can have is an error of the leader. It never makes this broker cut or empty a log.
+- A log is truncated only while its partition follows this leader in the epoch in which the request began.
+- A request whose answer changed nothing is not repeated at once.
+- An offset that no log can have is an error of the leader. It never makes this broker truncate a log.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ PARTITIONS_PER_SLICE = 500
 _LARGEST_OFFSET = 2**63 - 1
 _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_OFFSET)
 
-# A partition whose log differs from the leader's, and the leader's epoch with its end offset.
+# A partition whose log diverges from the leader's, and the leader's epoch with its end offset.
 Diverging = tuple[PartitionKey, PartitionFetch, EpochEndOffset]
 
 
 class LogTruncation:
-    """Truncates the logs of followed partitions, as `leader` answers."""
+    """Truncates the logs of followed partitions according to the answers of `leader`."""
 
     def __init__(self, followed: FollowedPartitions, leader: LeaderEndpoint) -> None:
         self._followed = followed
         self._leader = leader
 
     async def truncate(self) -> None:
-        """Truncates before the first fetch: to the high watermark, or to where the leader's epochs end."""
+        """Truncates before the first fetch: to the high watermark, or to the ends of the leader's epochs."""
         truncating, self._followed.truncating = self._followed.truncating, {}
         asked: Fetches = {}
         async for topic_partition, fetch in each(truncating.items(), PARTITIONS_PER_SLICE):
@@ -90,7 +90,7 @@ class LogTruncation:
     def _require_progress(
         self, topic_partition: PartitionKey, fetch: PartitionFetch, before: tuple[int, int], *, is_final: bool
     ) -> None:
-        """Backs off when the leader's answer changed nothing here, rather than ask the same again at once."""
+        """Backs off when the leader's answer changed nothing here, instead of repeating the request at once."""
         if not is_final and _end(fetch) == before:
             self._followed.truncating.pop(topic_partition, None)
             self._followed.changed.pop(topic_partition, None)
@@ -99,7 +99,8 @@ class LogTruncation:
     async def _truncate_to(
         self, topic_partition: PartitionKey, fetch: PartitionFetch, offset: int, *, is_final: bool = True
     ) -> bool:
-        """Truncates. Returns whether that succeeded. Unless `is_final`, the partition stays in the truncating state.
+        """Truncates. Returns whether the truncation succeeded. Unless `is_final`, the partition stays in the truncating
+        state.
 
         The preparation may take long; meanwhile the partition may be removed or get another leader.
         """
@@ -176,7 +177,7 @@ class LogTruncation:
             if error_code != ErrorCode.NONE:
                 self._followed.leader_refused(topic_partition, fetch, error_code)
             elif not 0 <= offset < _LARGEST_OFFSET:
-                # A log that starts there could neither be written to nor be loaded after a restart.
+                # A log that starts at such an offset could neither be written to nor loaded after a restart.
                 self._followed.delay(topic_partition, fetch, f"the leader answers offset {offset}")
             else:
                 found.append((topic_partition, fetch, offset))

@@ -1,9 +1,9 @@
-"""The throttles of a broker: what it sends to followers, what it fetches as a follower (KIP-73), and what it copies
-between its log directories (KIP-113).
+"""The throttles of a broker: for its traffic to followers, its traffic as a follower (KIP-73), and its copies between
+log directories (KIP-113).
 
 The first two bound the traffic of throttled replicas that are out of sync, so that a reassignment leaves room for
-clients. Replicas in sync are never held back, and, unlike Kafka's, their traffic does not use the quota up: a throttle
-below the rate of the producers would otherwise stop the reassignment for good.
+clients. In-sync replicas are never throttled. Unlike in Kafka, their traffic does not use up the quota: otherwise a
+throttle below the producers' rate would stop the reassignment for good.
 
 What must stay true: changes of the rates and of the throttled replicas take effect while the broker runs.
 
@@ -21,8 +21,8 @@ from klamm.replication.quota import ReplicationQuota, throttled_partitions
 
 
 class ReplicationThrottles:
-    """`leader` counts what is sent to throttled followers, `follower` what throttled replicas here fetch,
-    `alter_log_dirs` what is copied between log directories, which is throttled for all replicas."""
+    """`leader` counts bytes sent to throttled followers, `follower` bytes fetched by throttled replicas here, and
+    `alter_log_dirs` bytes copied between log directories, which are throttled for all replicas."""
 
     def __init__(self, config: CurrentConfig, broker_id: int) -> None:
         self._broker_id = broker_id
@@ -51,7 +51,7 @@ class ReplicationThrottles:
             quota.throttle(topic, throttled_partitions(replicas, self._broker_id))
 
     def register(self, metrics: Metrics, clock_ms: Callable[[], float]) -> None:
-        """Under Kafka's names; the bounds, which Kafka does not show, under similar names."""
+        """Registers the rates under Kafka's names, and the bounds, which Kafka does not show, under similar names."""
         out_of_sync = "Bytes per second of throttled replicas that are out of sync."
         for type_, documentation, quota in (
             ("LeaderReplication", out_of_sync, self.leader),

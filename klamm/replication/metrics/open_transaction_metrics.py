@@ -1,7 +1,7 @@
 """Metrics of the transactions in the partitions that this broker leads, under Kafka's names.
 
-Open transactions hold back the last stable offset, and with it consumers with isolation level read_committed. The
-partitions are looked at when a metric is read.
+Open transactions hold back the last stable offset, and with it consumers with isolation level read_committed. A read of
+a metric looks at the partitions.
 
 Source: kafka.cluster.Partition; for PartitionsWithLateTransactionsCount kafka.server.ReplicaManager of Kafka 3.0
 (KIP-664).
@@ -14,7 +14,7 @@ from klamm.base.slices import Slices, Steps
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition.partition import Partition
 
-# An open transaction is late when it could have been aborted for so long.
+# An open transaction is late when its producer has written nothing for transaction.max.timeout.ms and this time.
 LATE_AFTER_MS = 5 * 60 * 1000
 
 
@@ -24,7 +24,7 @@ def register(
     now_ms: Callable[[], int],
     max_timeout_ms: int,
 ) -> None:
-    """`partitions` are those that this broker hosts now, `max_timeout_ms` is transaction.max.timeout.ms."""
+    """`partitions` are the partitions that this broker hosts now, `max_timeout_ms` is transaction.max.timeout.ms."""
 
     def lags() -> Iterator[tuple[tuple[str, ...], float]]:
         for partition in list(partitions.values()):

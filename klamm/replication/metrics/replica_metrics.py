@@ -1,6 +1,6 @@
 """Metrics of the replicas that this broker hosts, under Kafka's names.
 
-Nothing is counted before a metric is read. One walk over the partitions, in slices, then gives all counts.
+Reading a metric starts one walk over the partitions, in slices, which gives all counts.
 
 Source: kafka.server.ReplicaManager, kafka.cluster.Partition.
 """
@@ -17,7 +17,7 @@ _TAGS = ("topic", "partition")
 
 
 class _Counts:
-    """How many of the hosted partitions have a property, as of the last walk."""
+    """How many hosted partitions had each property at the last walk."""
 
     def __init__(self, replica_manager: ReplicaManager) -> None:
         self._replica_manager = replica_manager

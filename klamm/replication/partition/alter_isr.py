@@ -1,7 +1,7 @@
 """Carries the leaders' ISR proposals to the controller (KIP-497).
 
-What must stay true: as in `isr_changes.py`. A proposal without an answer, or with an answer that decides nothing, is
-sent again. The controller recognizes a repeated proposal, so sending it twice does no harm.
+What must stay true: see `isr_changes.py`. A proposal without a decisive answer is sent again. The controller recognizes
+a repeated proposal, so sending it twice does no harm.
 
 Source: kafka.server.DefaultAlterIsrManager.
 """
@@ -44,7 +44,7 @@ class AlterIsrManager(BatchedIsrChanges):
         self._ask = send
         self._broker_id = broker_id
         self._broker_epoch = broker_epoch
-        # A broker whose session has expired asks twenty times a second until it has the next one.
+        # A broker whose session has expired asks twenty times a second until it has a new session.
         self._refusal: int = ErrorCode.NONE
 
     async def _send(self, changes: Sequence[IsrChange]) -> bool:

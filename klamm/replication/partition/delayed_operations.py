@@ -23,19 +23,19 @@ from klamm.protocol.vocabulary import (
 from klamm.replication.partition.partition import Partition
 from klamm.replication.quota import ReplicationQuota
 
-# What a client wants to read from one partition: the topic, and the partition's part of the request.
+# The topic, and the partition's part of a fetch request.
 Wanted = tuple[str, FetchPartition]
 
 # The hosted partition, or KafkaError.
 FindPartition = Callable[[str, int], Partition]
 
-# The follower from which a consumer of a partition led here should read what it wants, or INVALID_PREFERRED_REPLICA_ID.
+# The follower from which a consumer of a partition led here should read, or INVALID_PREFERRED_REPLICA_ID.
 PreferredReplica = Callable[[Partition, FetchPartition], int]
 
 
 @dataclass(slots=True)
 class ProduceResult:
-    """How the append of one batch ended. Offsets are UNKNOWN_OFFSET where the append failed."""
+    """The result of the append of one batch. Offsets are UNKNOWN_OFFSET if the append failed."""
 
     error_code: ErrorCode
     base_offset: int = UNKNOWN_OFFSET
@@ -56,8 +56,8 @@ Appended = Sequence[tuple[str, int, ProduceResult]]
 
 
 def decide(partition: FindPartition, topic: str, number: int, result: ProduceResult) -> bool:
-    """Whether an append with acks=all is decided: it is on all in-sync replicas, or it has failed, as the result then
-    says."""
+    """Whether an append with acks=all is decided: it is on all in-sync replicas, or it has failed. Writes the error
+    code into the result."""
     if result.required_offset < 0:
         return True
     code: ErrorCode | None
@@ -75,7 +75,7 @@ def decide(partition: FindPartition, topic: str, number: int, result: ProduceRes
 class DelayedProduce(DelayedOperation):
     """Ready when each append is decided: it is on all in-sync replicas, or it has failed. A decision is final.
 
-    Every append is looked at once (`look`), and those that are undecided again only when their partition changes.
+    `look` checks every append once. An undecided append is checked again only when its partition changes.
     """
 
     def __init__(self, partition: FindPartition, appended: Appended) -> None:
@@ -85,7 +85,7 @@ class DelayedProduce(DelayedOperation):
         self._undecided: dict[Hashable, list[ProduceResult]] = {}
 
     def look(self, count: int) -> list[PartitionKey]:
-        """Looks at the next `count` appends. Returns the partitions of those that are undecided, to wait for."""
+        """Checks the next `count` appends. Returns the partitions of undecided appends, to wait for."""
         start, self._looked_at = self._looked_at, min(self._looked_at + count, len(self._appended))
         keys: dict[PartitionKey, None] = {}
         for topic, number, result in self._appended[start : self._looked_at]:
@@ -97,7 +97,7 @@ class DelayedProduce(DelayedOperation):
 
     @property
     def is_looked_through(self) -> bool:
-        """Whether every append has been looked at."""
+        """Whether every append has been checked."""
         return self._looked_at == len(self._appended)
 
     def is_ready(self) -> bool:
@@ -111,7 +111,7 @@ class DelayedProduce(DelayedOperation):
         return self.is_ready()
 
     def expire(self) -> None:
-        """Appends that are not decided yet end with REQUEST_TIMED_OUT."""
+        """Ends undecided appends with REQUEST_TIMED_OUT."""
         for _, _, result in self._appended:
             if result.required_offset >= 0:
                 result.error_code = ErrorCode.REQUEST_TIMED_OUT
@@ -120,7 +120,7 @@ class DelayedProduce(DelayedOperation):
 
 @dataclass(slots=True)
 class DeleteRecordsResult:
-    """How the deletion of one partition's records ended. `low_watermark` is UNKNOWN_OFFSET where it failed."""
+    """The result of deleting one partition's records. `low_watermark` is UNKNOWN_OFFSET if the deletion failed."""
 
     error_code: ErrorCode
     low_watermark: int = UNKNOWN_OFFSET
@@ -129,9 +129,9 @@ class DeleteRecordsResult:
 
 
 class DelayedDeleteRecords(DelayedOperation):
-    """Ready when on every partition all live replicas have deleted the records, or it has failed.
+    """Ready when, for every partition, all live replicas have deleted the records, or the deletion has failed.
 
-    `undecided` has the result of each partition to wait for. The operation takes out what is decided.
+    `undecided` has the result of each partition to wait for. The operation removes decided partitions.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class DelayedDeleteRecords(DelayedOperation):
 
 
 class Readable(NamedTuple):
-    """Records that can be read: their partition, its leader epoch, whether this broker leads it, the offset where they
-    end, about their size, and whether the leader's quota counts them."""
+    """Records that can be read: their partition, its leader epoch, whether this broker leads it, their end offset,
+    their approximate size, and whether the leader's quota counts them."""
 
     partition: Partition
     leader_epoch: int
@@ -181,13 +181,13 @@ class DelayedFetch(DelayedOperation):
     """Ready when `min_bytes` can be read, or any partition answers with an error, a diverging epoch or the name of a
     follower that the consumer should read from.
 
-    Every partition is looked at once (`look`), and again only when it changes, so a fetch of many partitions that waits
-    for one of them pays for that one alone. `results` has an answer without records for each of `wanted` that was
-    looked at; `readable` has, by the same index, the partitions with records. Records for a follower that is throttled
-    and out of sync count as none while `quota` is exceeded.
+    `look` checks every partition once. A partition is checked again only when it changes, so a fetch of many partitions
+    pays only for changed ones. `results` has an answer without records for each checked member of `wanted`; `readable`
+    has, by the same index, the partitions with records. While `quota` is exceeded, records for a throttled and
+    out-of-sync follower do not count.
 
-    The first look tells each partition the follower's offset, as of `follower_now_ms`, if the two logs agree. Unless
-    `only_leader`, followers answer too (KIP-392).
+    The first check reports the follower's offset, as of `follower_now_ms`, to each partition whose log agrees with the
+    follower's. Unless `only_leader`, followers answer too (KIP-392).
     """
 
     def __init__(
@@ -214,16 +214,16 @@ class DelayedFetch(DelayedOperation):
         self._readable_bytes = 0
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
-        # The index in `wanted` of each partition that `next_keys` has returned: the first `_indexed` of them.
+        # The index in `wanted` of each partition that `next_keys` has returned: the first `_indexed` members.
         self._indexes: dict[PartitionKey, int] = {}
         self._indexed = 0
         self.results: list[PartitionData] = []
         self.readable: dict[int, Readable] = {}
-        # Whether the quota has held something back.
+        # Whether the quota has held records back.
         self.is_held_back = False
 
     def look(self, count: int) -> bool:
-        """Looks at the next `count` partitions. Returns whether more are left."""
+        """Checks the next `count` partitions. Returns whether more are left."""
         start = len(self.results)
         for index, want in enumerate(self._wanted[start : start + count], start):
             self.results.append(self._look(index, *want, self._follower_now_ms))
@@ -247,7 +247,8 @@ class DelayedFetch(DelayedOperation):
         return list(keys)
 
     def look_again(self, changed: dict[PartitionKey, None], count: int) -> bool:
-        """Looks again at up to `count` partitions and removes them from `changed`. Returns whether more are left."""
+        """Checks up to `count` changed partitions again and removes them from `changed`. Returns whether more are
+        left."""
         while changed and count:
             count -= 1
             key = changed.popitem()[0]
@@ -263,7 +264,7 @@ class DelayedFetch(DelayedOperation):
         before, after = self.results[index], self._look(index, *self._wanted[index], None)
         self.results[index] = after
         if after.log_start_offset > before.log_start_offset >= 0:
-            # A deletion of records waits until the followers have heard of it.
+            # A deletion of records waits until the followers have heard of it, so this fetch is answered.
             self._must_answer = True
         return self.is_ready()
 
@@ -311,7 +312,7 @@ class DelayedFetch(DelayedOperation):
             return
         may_mistake = want.current_leader_epoch == NO_EPOCH and self._replica_id != DEBUGGING_REPLICA_ID
         if may_mistake and not partition.is_leader:
-            # The client may take this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
+            # The client may mistake this broker for the leader. OFFSET_OUT_OF_RANGE would make it reset its offset.
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
 

@@ -4,7 +4,7 @@ What must stay true:
 - A hosted partition has a log. A partition whose log cannot be opened, or has failed, is offline: it answers
   KAFKA_STORAGE_ERROR, and other partitions are not affected. If no disk has failed, only space was missing, and the log
   may be opened later.
-- Operations that wait for a partition are told when it goes.
+- Operations that wait for a partition are notified when it is no longer hosted.
 
 Source: kafka.server.HostedPartition.
 """
@@ -24,20 +24,20 @@ from klamm.storage.directories.log_manager import LogManager
 from klamm.storage.log.log import Log
 from klamm.storage.log.log_config import LogConfig
 
-# Records in a closed segment are compacted; those in the active one are all read when a partition's groups are loaded.
-# With the 100 MB of offsets.topic.segment.bytes these are a million and more.
+# Closed segments are compacted, but loading a partition's groups reads every record of the active segment. With the
+# 100 MB of offsets.topic.segment.bytes that is a million records and more.
 OFFSETS_ROLL_BYTES = 256 * 1024
 
 
 class WantedLog(NamedTuple):
-    """What LeaderAndIsr said about a log that could not be used: its topic id, and whether the log is new."""
+    """A log that could not be used, as in LeaderAndIsr: its topic id, and whether it is new."""
 
     topic_id: UUID | None
     is_new: bool
 
 
 class HostedPartitions:
-    """`make` makes the partition of a log. `on_change` is called for each partition that comes or goes."""
+    """`make` makes the partition of a log. `on_change` is called for each partition that is added or removed."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class HostedPartitions:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition} is not known here")
 
     def is_offline(self, key: PartitionKey) -> bool:
-        """Whether the partition's log is out of reach for good. False if only space was missing."""
+        """Whether the partition's log has failed for good. False if only space was missing."""
         return key in self._offline and self._has_failed_directory
 
     @property
@@ -98,7 +98,7 @@ class HostedPartitions:
             return found
         config = self._topic_config_of(topic)
         log = self._log_manager.get_or_create(topic, partition, topic_id, log_config(config, topic), is_new=is_new)
-        log.config = log_config(config, topic)  # An existing log may have an older one.
+        log.config = log_config(config, topic)  # An existing log may have an older configuration.
         self._offline.pop((topic, partition), None)
         counts = self.topic_statistics.hosts_one_more(topic)
         made = self._partitions[topic, partition] = self._make(topic, partition, log, config, counts)
@@ -109,7 +109,7 @@ class HostedPartitions:
         keys = [key for key in self._partitions if topic is None or key[0] == topic]
         async for piece in slices(keys):
             for key in piece:
-                # Partitions may go while the loop runs other work.
+                # Partitions may be removed while the loop runs other work.
                 partition, config = self._partitions.get(key), self._topic_config_of(key[0])
                 if partition is not None and partition.topic_config is not config:
                     partition.topic_config = config
@@ -131,7 +131,7 @@ class HostedPartitions:
         ]
 
     def reopen(self, key: PartitionKey) -> bool:
-        """Tries again to open an offline partition's log. Returns whether that worked, with space for a leader epoch.
+        """Tries again to open an offline partition's log. Returns whether the log is open and has space for an epoch.
 
         The partition is then hosted without a leader until the next LeaderAndIsr.
         """
@@ -158,7 +158,7 @@ class HostedPartitions:
         self._on_change(key)
 
 
-# One for each topic configuration, which all of its partitions share.
+# One LogConfig for each topic configuration, shared by all partitions of the topic.
 _log_configs: WeakKeyDictionary[TopicConfig, LogConfig] = WeakKeyDictionary()
 
 

@@ -9,9 +9,9 @@ and there is at most one:
 | PendingExpandIsr | isr, or isr with the new replica | isr and the new replica |
 | PendingShrinkIsr | isr, or isr without some         | isr                    |
 
-What must stay true: any replica that the controller could elect because it is in the written set is in the maximal ISR.
-A record is committed once every member of the maximal ISR has it. So no answer of the controller, received or lost, can
-elect a replica that lacks a committed record.
+What must stay true: the maximal ISR has every replica that the controller could elect from the written ISR. A record is
+committed once every member of the maximal ISR has it. So no answer of the controller, received or lost, can elect a
+replica that lacks a committed record.
 
 Source: kafka.cluster.IsrState, kafka.cluster.Partition.
 """
@@ -56,7 +56,7 @@ class PendingExpandIsr:
 
 @dataclass(frozen=True, slots=True)
 class PendingShrinkIsr:
-    """Replicas are about to leave. They count until that is certain."""
+    """Replicas are about to leave. They count until the controller has decided."""
 
     isr: tuple[int, ...]
     out_of_sync_replica_ids: tuple[int, ...]
@@ -77,7 +77,7 @@ IsrState = CommittedIsr | PendingIsr
 
 
 class IsrStatistics:
-    """Counts what has become of the proposals of a broker's partitions."""
+    """Counts the outcomes of the proposals of a broker's partitions."""
 
     __slots__ = ("expands", "failed_updates", "shrinks")
 
@@ -95,10 +95,10 @@ class IsrStatistics:
 def high_watermark(
     log_end_offset: int, replicas: Iterable[Replica], maximal_isr: tuple[int, ...], now_ms: float, max_lag_ms: float
 ) -> int:
-    """The lowest end offset among the replicas that count: the leader, the maximal ISR, and every replica that is about
-    to join because it was caught up less than `max_lag_ms` ago.
+    """The lowest end offset among the replicas that count: the leader, the maximal ISR, and every replica that was
+    caught up less than `max_lag_ms` ago.
 
-    Those about to join count because they could never catch up with a high watermark that moves on without them.
+    The last ones are about to join the ISR. If they did not count, they might never catch up with the high watermark.
     """
     offset = log_end_offset
     for replica in replicas:
@@ -113,7 +113,7 @@ def may_join(
     state: IsrState, replica: Replica, high_watermark: int, leader_epoch_start_offset: int, log_start_offset: int
 ) -> bool:
     """Whether a replica may join the ISR: it has every committed record, has reached the current leader epoch, and has
-    deleted what the leader has.
+    deleted all records that the leader has deleted.
 
     A replica behind the epoch's start could lack records that an earlier leader committed above this leader's high
     watermark. A replica with deleted records would bring them back as the next leader.

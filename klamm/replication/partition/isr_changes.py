@@ -1,9 +1,9 @@
-"""Sends leaders' ISR proposals to be decided: the part that AlterIsr and ZooKeeper have in common.
+"""Sends leaders' ISR proposals until they are decided: the common part of AlterIsr and ZooKeeper.
 
 What must stay true:
 - One round runs at a time. It carries the proposals that have waited longest, and no more than one step of the loop can
   handle.
-- A proposal is sent until it is decided or void. A proposal that a round left undecided goes behind the others.
+- A proposal is sent until it is decided or void. A proposal that a round leaves undecided goes to the end of the queue.
 - An answer reaches the proposal that was sent, never a later proposal of the same partition.
 """
 
@@ -32,7 +32,7 @@ class BatchedIsrChanges(ABC):
 
     @abstractmethod
     async def _send(self, changes: Sequence[IsrChange]) -> bool:
-        """Sends one round and calls `_decide` for each answer. Returns whether every change got one."""
+        """Sends one round and calls `_decide` for each answer. Returns whether every change got an answer."""
 
     def submit(self, change: IsrChange) -> None:
         """Sends the change until it is decided. Raises RuntimeError when the partition already has a pending one."""

@@ -1,5 +1,5 @@
-"""One partition that this broker hosts: its log, its leadership as the controller has decided it, and, on the leader,
-the progress of the followers.
+"""One partition that this broker hosts: its log, its leadership as decided by the controller, and, on the leader, the
+progress of the followers.
 
 What must stay true:
 - Only the leader appends for clients and answers followers; only a follower copies and truncates. Both answer
@@ -50,7 +50,7 @@ from klamm.storage.log.truncation import Truncation
 
 _log = logging.getLogger(__name__)
 
-# In place of an offset (`DeleteRecordsRequest`).
+# A special offset in `DeleteRecordsRequest`.
 TO_HIGH_WATERMARK = -1
 
 
@@ -78,12 +78,12 @@ class Partition:
         self.partition = partition
         self.topic_partition = (topic, partition)
         self.log = log
-        # The log in another directory that is to replace `log`; `log_dir_moves.py` fills it.
+        # The log in another directory that will replace `log`; `log_dir_moves.py` fills it.
         self.future_log: Log | None = None
-        # The lowest offset at which `log` was cut, and `future_log` was not yet.
+        # The lowest offset at which `log` was truncated and `future_log` must still be.
         self.future_log_cut: int | None = None
         self.topic_config = topic_config
-        # What clients do to the topic; shared with its other partitions.
+        # The topic's counts, shared by its partitions.
         self.topic_counts = topic_counts
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
@@ -91,7 +91,7 @@ class Partition:
         self.is_follower = False
         # The first epoch of this broker's unbroken leadership; only meaningful while it leads.
         self.leading_since_epoch = NO_EPOCH
-        # Where the log ended when the current epoch began; None unless this broker leads.
+        # The log end offset when the current epoch began; None unless this broker leads.
         self.leader_epoch_start_offset: int | None = None
         self.replicas: tuple[int, ...] = ()
         self.adding_replicas: tuple[int, ...] = ()
@@ -108,7 +108,7 @@ class Partition:
         self._on_high_watermark = on_high_watermark
         self._on_low_watermark = on_low_watermark
         self._remote_replicas: dict[int, Replica] = {}
-        # The ISR has members that are not replicas: a reassignment is about to remove them from the ISR.
+        # Whether the ISR has members that are not replicas. A reassignment is about to remove them from the ISR.
         self._has_strangers = False
 
     def __repr__(self) -> str:
@@ -161,7 +161,7 @@ class Partition:
         configured = self.topic_config.min_insync_replicas
         return self.replication_factor if configured == ALL_REPLICAS else configured
 
-    # -- what the controller says ---------------------------------------------------------------------------------
+    # -- requests of the controller -------------------------------------------------------------------------------
 
     def make_leader(self, state: LeaderAndIsrPartitionState) -> bool:
         """Leads in the epoch of `state`. Returns whether this broker did not lead before.
@@ -213,7 +213,7 @@ class Partition:
         self._isr_changes.clear_pending(self.topic_partition)
 
     def step_down(self, leader_id: int, leader_epoch: int) -> None:
-        """This broker neither leads nor follows until a newer LeaderAndIsr. Another broker may lead."""
+        """This broker neither leads nor follows until a newer LeaderAndIsr arrives. Another broker may lead."""
         self.stop()
         self.leader_id = leader_id
         self.leader_epoch = max(self.leader_epoch, leader_epoch)
@@ -227,7 +227,7 @@ class Partition:
         self._commit_isr(())
         self._isr_changes.clear_pending(self.topic_partition)
 
-    # -- what clients ask -----------------------------------------------------------------------------------------
+    # -- requests of clients --------------------------------------------------------------------------------------
 
     def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
         """Checks that this broker leads in `current_leader_epoch`, the epoch that the client knows (-1: any; KIP-320).
@@ -239,13 +239,13 @@ class Partition:
             raise self._not_leader()
 
     def require_leader_or_follower(self, current_leader_epoch: int) -> None:
-        """As `require_leader`, but this broker may also follow the leader of that epoch."""
+        """Like `require_leader`, but this broker may also follow the leader of that epoch."""
         self.require_leader_epoch(current_leader_epoch)
         if not self.is_follower and self.leader_id != self._broker_id:
             raise self._not_leader()
 
     def require_leader_epoch(self, current_leader_epoch: int) -> None:
-        """Checks only the epoch. A tool may also look at a replica that neither leads nor follows."""
+        """Checks only the epoch. A tool may also read a replica that neither leads nor follows."""
         if current_leader_epoch not in (NO_EPOCH, self.leader_epoch):
             raise KafkaError(
                 ErrorCode.FENCED_LEADER_EPOCH
@@ -265,7 +265,7 @@ class Partition:
         """Appends one batch. `now_ms` is the wall clock.
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all with fewer in-sync replicas than
-        min.insync.replicas), and the errors of `Log.append_as_leader`. Raises LargeBatch as that method does.
+        min.insync.replicas), and the errors of `Log.append_as_leader`. Also raises LargeBatch like that method.
         """
         if self.leader_id != self._broker_id:
             raise self._not_leader()
@@ -279,10 +279,10 @@ class Partition:
         return info
 
     def acknowledgement(self, required_offset: int, leader_epoch: int) -> ErrorCode | None:
-        """The answer to acks=all for records before `required_offset`, appended in `leader_epoch`; None while the
-        in-sync replicas do not have them all (Kafka's checkEnoughReplicasReachOffset).
+        """The answer to acks=all for records below `required_offset`, appended in `leader_epoch`; None while an in-sync
+        replica lacks some of them (Kafka's checkEnoughReplicasReachOffset).
 
-        A leader that followed another leader in between may have lost the records, whatever its high watermark is now.
+        A leader that followed another leader in between may have lost the records, whatever its high watermark is.
         """
         if self.leader_id != self._broker_id or leader_epoch < self.leading_since_epoch:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -294,7 +294,7 @@ class Partition:
 
     def delete_records(self, offset: int) -> int:
         """Moves the log start offset forward to `offset`, or to the high watermark (`TO_HIGH_WATERMARK`). Returns the
-        low watermark that says that all replicas have done so.
+        new offset: once the low watermark has reached it, all replicas have deleted the records.
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, POLICY_VIOLATION unless cleanup.policy has delete,
         OFFSET_OUT_OF_RANGE above the high watermark, KAFKA_STORAGE_ERROR.
@@ -311,7 +311,7 @@ class Partition:
         return offset
 
     def low_watermark(self, is_live: Callable[[int], object]) -> int:
-        """The offset before which the records are deleted on this leader and on all followers that are live or may be
+        """The offset below which the records are deleted on this leader and on all followers that are live or may be
         elected, so that no restart brings them back."""
         low_watermark, maximal_isr = self.log.durable_log_start_offset, self.isr_state.maximal_isr
         for replica in self._remote_replicas.values():
@@ -321,7 +321,8 @@ class Partition:
         return low_watermark
 
     def diverging_epoch(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
-        """Where a reader must cut a log that differs from this one: (epoch, end offset). None if the logs agree.
+        """(epoch, end offset) at which a reader must truncate a log that diverges from this one. None if the logs
+        agree.
 
         `last_fetched_epoch` is the epoch of the reader's last record, or -1 if the reader does not send it (KIP-595).
         Raises KafkaError OFFSET_OUT_OF_RANGE when this log does not know that epoch or begins after the offset.
@@ -338,7 +339,7 @@ class Partition:
         return self.log.last_stable_offset if isolation_level == READ_COMMITTED else self.log.high_watermark
 
     async def list_offset(self, timestamp_ms: int, isolation_level: int | None) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record at or after a timestamp. None if no record is.
+        """(timestamp, offset, leader epoch) of the first record at or after a timestamp. None without such a record.
 
         LATEST_TIMESTAMP and EARLIEST_TIMESTAMP ask for the log's ends, which have timestamp -1. `isolation_level` is
         None for a follower, which may see the log's end. Raises KafkaError OFFSET_NOT_AVAILABLE when the answer may lie
@@ -364,7 +365,7 @@ class Partition:
                 return await log.offset_for_timestamp(timestamp_ms)
             except KafkaError:
                 if self.log is log:
-                    raise  # Otherwise the log has moved to another directory meanwhile.
+                    raise  # Otherwise the log has moved to another directory: look there.
 
     def _last_fetchable_offset(self, isolation_level: int | None) -> int:
         return self.log.log_end_offset if isolation_level is None else self.fetch_upper_bound(isolation_level)
@@ -378,7 +379,7 @@ class Partition:
                 f" epoch {self.leader_epoch} starts",
             )
 
-    # -- what followers report to the leader ----------------------------------------------------------------------
+    # -- the progress of followers --------------------------------------------------------------------------------
 
     def require_replica(self, replica_id: int) -> None:
         """Raises KafkaError NOT_LEADER_OR_FOLLOWER unless that broker is one of the other replicas."""
@@ -390,7 +391,7 @@ class Partition:
     def update_follower_fetch_state(
         self, replica_id: int, fetch_offset: int, log_start_offset: int, now_ms: float
     ) -> None:
-        """A follower, whose log agrees with this one up to `fetch_offset`, fetches from that offset.
+        """A follower fetches from `fetch_offset`, up to which its log agrees with this one.
 
         The fetch acknowledges every record before the offset. The follower may then join the ISR, and the high
         watermark may advance.
@@ -417,7 +418,7 @@ class Partition:
         """
         replica = self._remote_replicas.get(broker_id)
         if self.is_leader and replica is not None and broker_id not in self.isr_state.isr:
-            # A replica proposed for the ISR still counts; the controller's decision advances the high watermark.
+            # A replica proposed for the ISR still counts. The controller's decision then advances the high watermark.
             replica.last_caught_up_ms = NEVER_MS
             self._advance_high_watermark()
 
@@ -454,7 +455,7 @@ class Partition:
         if self.isr_state is not proposal:
             return  # A LeaderAndIsr came first.
         if isinstance(result, ErrorCode):
-            # The controller sends the true state in a LeaderAndIsr. Until then the maximal ISR holds.
+            # The controller sends the true state in a LeaderAndIsr. Until then the maximal ISR stays.
             _log.info("The controller has refused %s for %s: %s", proposal, self, result.name)
             self._isr_statistics.failed_updates += 1
             return
@@ -466,7 +467,7 @@ class Partition:
         self._isr_statistics.decided(proposal)
         self._commit_isr(result.isr)
         self.zk_version = result.zk_version
-        # Records and deletions that waited for the replicas that have left may be committed now.
+        # Records and deletions that waited for replicas that have left the ISR may be committed now.
         self._advance_high_watermark()
         self._on_low_watermark(self)
 
@@ -476,7 +477,7 @@ class Partition:
 
     def _advance_high_watermark(self, now_ms: float | None = None) -> None:
         if self._has_strangers:
-            return  # The controller could elect one of them, and their end offsets are unknown.
+            return  # The controller could elect such a member, and its end offset is unknown.
         offset = self.log.log_end_offset
         if self._remote_replicas:
             offset = high_watermark(
@@ -490,7 +491,7 @@ class Partition:
             self.log.update_high_watermark(offset)
             self._on_high_watermark(self)
 
-    # -- what a follower does -------------------------------------------------------------------------------------
+    # -- as a follower --------------------------------------------------------------------------------------------
 
     def append_records_as_follower(self, records: Buffer) -> AppendInfo:
         """Appends the first of the leader's records, as many as `Log.append_as_follower` does.
@@ -510,7 +511,7 @@ class Partition:
         return info
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
-        """As `Log.truncate_to`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
+        """Like `Log.truncate_to`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
         self._require_follower()
         if offset < self.log.high_watermark:
             _log.warning("Truncating %s to %d, below the high watermark %d", self, offset, self.log.high_watermark)
@@ -518,13 +519,13 @@ class Partition:
         return self.log.truncate_to(offset, prepared)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """As `Log.truncate_fully_and_start_at`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
+        """Like `Log.truncate_fully_and_start_at`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
         self._require_follower()
         self.cut_future_log_at(offset)
         self.log.truncate_fully_and_start_at(offset)
 
     def cut_future_log_at(self, offset: int) -> None:
-        """The records of the future log from `offset` on may no longer be the log's."""
+        """The log changes from `offset` on, so the future log must be truncated there."""
         if self.future_log is not None:
             self.future_log_cut = offset if self.future_log_cut is None else min(offset, self.future_log_cut)
 
@@ -533,15 +534,15 @@ class Partition:
             self.future_log_cut = None
 
     def update_follower_high_watermark(self, leader_high_watermark: int) -> int:
-        """Moves the high watermark to the leader's, or to the log's end if that is earlier. Returns the result.
+        """Moves the high watermark to the leader's, or to the log end offset if that is lower. Returns the result.
 
-        It may go back: the leader's high watermark can be behind for a while after an election.
+        The high watermark may go back: after an election the leader's can be lower for a while.
         """
         self._require_follower()
         before = self.log.high_watermark
         after = self.log.update_high_watermark(leader_high_watermark)
         if after > before:
-            self._on_high_watermark(self)  # Consumers that read here may wait for it.
+            self._on_high_watermark(self)  # Consumers that read from this follower may wait for it.
         return after
 
     def maybe_increment_log_start_offset(self, leader_log_start_offset: int) -> None:

@@ -1,4 +1,4 @@
-"""What a leader knows about one follower: its log end offset, and when it was last caught up. Pure.
+"""A follower as its leader knows it: its log end offset, and when it was last caught up. Pure.
 
 Times are milliseconds of the loop's clock.
 
@@ -18,10 +18,10 @@ class Replica:
 
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
-        # The replica's last fetch offset: it has every record before this offset.
+        # The replica's last fetch offset. The replica has every record before this offset.
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
-        # The latest time at which the replica is known to have had every record that the leader then had.
+        # The latest time at which the replica is known to have had every record of the leader.
         self.last_caught_up_ms = NEVER_MS
         self._last_fetch_leader_end_offset = 0
         self._last_fetch_ms = NEVER_MS

@@ -1,12 +1,12 @@
-"""Counts of what clients and followers write to and read from topics, under Kafka's names (BrokerTopicMetrics).
+"""Counts of the reads and writes of topics by clients and followers, under Kafka's names (BrokerTopicMetrics).
 
-A partition holds the counts of its topic, so that a request adds to plain numbers. Everything else happens when a
+A partition holds the counts of its topic, so that a request only adds to plain numbers. All other work is done when a
 metric is read.
 
 What must stay true:
 - A topic has counts only while this broker hosts one of its partitions: clients cannot make the broker remember names.
-- The numbers of the whole broker never decrease: what a topic has counted moves to `others` when its last partition
-  goes. Batches for topics that are not hosted count only there, and those for topics that do not exist nowhere.
+- The numbers of the whole broker never decrease: when a topic's last partition leaves, its counts move to `others`.
+  Batches for topics that are not hosted count only in `others`. Batches for topics that do not exist are not counted.
 
 Source: kafka.server.BrokerTopicStats.
 """
@@ -23,14 +23,14 @@ from klamm.storage.log.log_validator import OffsetsRefused, RecordsRefused
 
 
 class _Of(Enum):
-    """What has a number of its own, besides the broker as a whole."""
+    """Which topics have a number of their own, besides the broker as a whole."""
 
     USED_TOPICS = "topics that clients have written to or read from"
     TOPICS_WITH_ANY = "topics whose number is not 0"
     BROKER_ONLY = "nothing"
 
 
-# The attribute of `TopicCounts`, Kafka's name, what is shown, and what it counts.
+# The attribute of `TopicCounts`, Kafka's name, the topics to show, and what the metric counts.
 _COUNTS = (
     ("messages_in", "MessagesInPerSec", _Of.USED_TOPICS, "Records that producers have appended."),
     ("bytes_in", "BytesInPerSec", _Of.USED_TOPICS, "Bytes of the batches that producers have appended."),
@@ -86,7 +86,7 @@ _COUNTS = (
     ),
 )
 _ATTRIBUTES = tuple(attribute for attribute, *_ in _COUNTS)
-# Kafka counts these errors as no failure: clients and operators bring them about.
+# Kafka does not count these errors as failures: clients and operators cause them.
 _EXPECTED_OF_PRODUCES = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.MESSAGE_TOO_LARGE,
@@ -106,7 +106,7 @@ _EXPECTED_OF_FETCHES = (
 
 
 class TopicCounts:
-    """What has happened to one topic. `partitions` is how many of its partitions this broker hosts."""
+    """The counts of one topic. `partitions` is how many of its partitions this broker hosts."""
 
     __slots__ = ("partitions", *_ATTRIBUTES)
 
@@ -180,14 +180,14 @@ class TopicStatistics:
 
     def __init__(self) -> None:
         self._hosted: dict[str, TopicCounts] = {}
-        # Counts of topics that are not hosted here, or no longer.
+        # Counts of topics that are not hosted here.
         self.others = TopicCounts()
 
     def of(self, topic: str) -> TopicCounts:
         return self._hosted.get(topic, self.others)
 
     def hosts_one_more(self, topic: str) -> TopicCounts:
-        """One more partition of the topic is hosted. Returns the counts that it shares with the others."""
+        """One more partition of the topic is hosted. Returns the counts that all its partitions share."""
         counts = self._hosted.get(topic)
         if counts is None:
             counts = self._hosted[topic] = TopicCounts()
@@ -202,12 +202,12 @@ class TopicStatistics:
             self.others.add(counts)
 
     def _values(self, attribute: str, shown: _Of) -> Iterator[tuple[tuple[str], int] | None]:
-        """The number of the broker, with topic "", and those of topics."""
+        """The number of the broker, with topic "", and the numbers of topics."""
         read = attrgetter(attribute)
-        # Not the pairs: to make thousands of tuples at once takes long.
+        # Two lists, because making thousands of pairs at once takes long.
         names, all_counts = list(self._hosted), list(self._hosted.values())
         slices = Slices(CHEAP_SLICE)
-        # First that of `others`: a topic that goes meanwhile is not counted twice.
+        # `others` comes first, so that a topic that leaves meanwhile is not counted twice.
         total = read(self.others)
         for counts in all_counts:
             total += read(counts)

@@ -3,9 +3,9 @@
 What must stay true:
 - A state is written only over the version that its leader knows, so a leader that was replaced, or that missed a
   decision of the controller, changes nothing.
-- The controller is told of every change that may have been written, including changes that have become void and changes
-  whose answer was lost. It reads the state itself, so telling it too often does no harm.
-- The controller is told of many changes at once: when no change has come for `LINGER_MS`, or after `MAX_DELAY_MS`.
+- The controller is notified of every change that may have been written, including void changes and changes whose answer
+  was lost. It reads the state itself, so superfluous notifications do no harm.
+- A notification has many changes: it is sent when no change has come for `LINGER_MS`, or after `MAX_DELAY_MS`.
 
 Source: kafka.server.ZkIsrManager, kafka.utils.ReplicationUtils.
 """
@@ -31,10 +31,10 @@ _log = logging.getLogger(__name__)
 
 
 class IsrStore(Protocol):
-    """ZooKeeper, as `KafkaZooKeeper` writes to it. Raises ZooKeeperError; part may have been written then."""
+    """The writes of `KafkaZooKeeper` to ZooKeeper. Raises ZooKeeperError; some writes may have been done then."""
 
     async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
-        """Writes each state over the version `zk_version`. Returns the new versions of the states that were written."""
+        """Writes each state over the version `zk_version`. Returns the new version of each written state."""
 
     async def propagate_isr_changes(self, partitions: Sequence[PartitionKey]) -> None:
         """Tells the controller that the ISRs of these partitions have changed."""
@@ -53,7 +53,7 @@ class ZkIsrManager(BatchedIsrChanges):
         self._last_change_s = self._last_announcement_s = self._loop.time()
 
     async def stop(self) -> None:
-        """As in the base class, and announces nothing more. Later leaders write over the version that they read."""
+        """Also announces nothing more. Later leaders write over the version that they read."""
         await super().stop()
         if self._announcer is not None:
             self._announcer.cancel()
@@ -106,7 +106,7 @@ class ZkIsrManager(BatchedIsrChanges):
 
     async def _announce_changes(self) -> None:
         partitions = list(self._unannounced)
-        # A change from now on is announced again.
+        # Later changes are announced again.
         self._unannounced.clear()
         try:
             await self._zookeeper().propagate_isr_changes(partitions)
