@@ -297,7 +297,7 @@ class Connection(FrameReader):
         """Returns when the transport is gone."""
         await asyncio.shield(self._lost)
 
-    # -- what the transport calls ---------------------------------------------------------------------------------
+    # -- called by the transport ----------------------------------------------------------------------------------
 
     def frame_received(self, frame: bytearray) -> None:
         try:

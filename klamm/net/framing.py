@@ -1,8 +1,8 @@
 """Frames on a stream: a 4-byte big-endian size, then that many bytes. Both ends of a connection build on this.
 
 `FrameReader` is the receiving half of a connection. It reads many small frames with one system call and copies each
-into its own bytearray; a frame that is larger than what has arrived gets a bytearray of its own, into which the rest is
-received directly. So a frame owns its memory, and a large one is never copied.
+into its own bytearray. If a large part of a frame is missing, it is received directly into the frame's bytearray.
+So a frame owns its memory, and a large frame is never copied.
 
 What must stay true:
 - A size is checked against the limit of its API before memory is allocated for it, and memory grows with the data: four

@@ -25,7 +25,7 @@ class OwnNames:
     names, and is called for each request; `setting` is the setting in which an operator adds a name.
     `of_machine` are the names that the machine has for itself.
 
-    A server on a loopback address answers to the loopback interface's IP addresses alone.
+    A server on a loopback address answers to no IP address outside the loopback interface.
     """
 
     def __init__(

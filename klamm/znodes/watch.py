@@ -221,7 +221,7 @@ class ZnodeWatch:
         self._told[path] = (stat.czxid, stat.mzxid)
         self._seen(Znode(path, data, stat.czxid, stat.mzxid, stat.version))
 
-    # -- what is read -----------------------------------------------------------------------------------------------
+    # -- reads ------------------------------------------------------------------------------------------------------
 
     async def _read_one(self, path: str) -> None:
         self._tell(path, await self._get(path))

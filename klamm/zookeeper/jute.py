@@ -303,7 +303,7 @@ def encode_response(xid: int, zxid: int, response: Response) -> bytes:
 
 
 def encode_response_steps(xid: int, zxid: int, response: Response) -> Steps[bytes]:
-    """As `encode_response`, in steps."""
+    """Like `encode_response`, in steps."""
     parts: Parts = [b""]
     match response:
         case None:
@@ -531,7 +531,7 @@ def decode_request(frame: bytes) -> tuple[int, Request | UnknownRequest]:
 
 
 def decode_request_steps(frame: bytes) -> Steps[tuple[int, Request | UnknownRequest]]:
-    """As `decode_request`, in steps."""
+    """Like `decode_request`, in steps."""
     xid, op = decode_request_header(frame)
     read = _LONG_REQUEST_READERS.get(op)
     if read is None:
@@ -640,7 +640,7 @@ def decode_response(op: int, frame: bytes) -> Response:
 
 
 def decode_response_steps(op: int, frame: bytes) -> Steps[Response]:
-    """As `decode_response`, in steps."""
+    """Like `decode_response`, in steps."""
     reader = _Reader(frame, REPLY_HEADER_BYTES)
     response: Response = None
     if (read := _RESPONSE_READERS.get(op)) is not None:

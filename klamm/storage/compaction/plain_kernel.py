@@ -1,4 +1,4 @@
-"""The cleaner's work on records in plain Python, and what the compiled kernel has in common with it.
+"""The cleaner's work on records in plain Python, and the protocol that both kernels implement.
 
 A kernel has the offset map. It works on one batch at a time (`fill`, `keep`), or on a run of batches without special
 cases (`fill_run`, `keep_run`). The plain kernel has no runs.

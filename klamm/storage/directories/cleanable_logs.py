@@ -1,4 +1,4 @@
-"""Which log is compacted next, and up to where. Decides, and changes nothing.
+"""Decides which log is compacted next, and up to which offset. Changes nothing.
 
     log start      first dirty offset        first uncleanable offset      log end
         |  cleaned before   |       cleanable           |   not yet cleanable   |

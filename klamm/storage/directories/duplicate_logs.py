@@ -22,7 +22,8 @@ in logs of a compacted topic the last whole batches must not contradict each oth
 
 What must stay true:
 - A log that is set aside is not deleted: its directory gets a name that ends with `-stray`, until an operator removes
-  it. Somebody may have changed a topic's id in ZooKeeper by mistake; the log may then have the only copy of a record.
+  it. An operator may have changed a topic's id in ZooKeeper by mistake; the log may then have the only copy of a
+  record.
 - A log that may belong to the topic is set aside only for a log that supersedes it. Two logs of one topic may each hold
   records that the other lacks, if an operator took a directory out of `log.dirs` and put it back. Their leader epochs
   may be the same: if a controller of Kafka 2.8 and a leader restart together, the leader continues in its epoch.

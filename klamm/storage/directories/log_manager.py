@@ -6,7 +6,7 @@ What must stay true:
   for a partition that may have its log there.
 - A recovery point is checkpointed only after the records below it are synced, and again soon after a truncation.
 - The clean-shutdown file is written last, and only when every log of its directory was closed without error.
-- A failed directory takes its own logs down and nothing else.
+- A failed directory takes only its own logs offline.
 
 All changes to the set of logs are in this module, because memory, directories and checkpoints must agree.
 

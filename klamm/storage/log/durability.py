@@ -159,8 +159,8 @@ class Durability:
             self._flushed(end, now_ms)
 
     def begin_shared_sync(self) -> Callable[[], None]:
-        """Writes what is only in memory. Call the returned function once the file system's present writes have been
-        synced; a later `flush` or `close` then syncs only later writes.
+        """Writes index entries and snapshots that are only in memory. Call the returned function once the file system's
+        present writes have been synced; a later `flush` or `close` then syncs only later writes.
         """
         self._log.check_usable()
         try:

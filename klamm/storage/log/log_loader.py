@@ -342,7 +342,7 @@ class _Loader:
         return None
 
     def _load_transaction_index(self, segment: LogSegment) -> None:
-        """Most segments have none. Raises CorruptIndexError."""
+        """Loads the transaction index, if the segment has one. Raises CorruptIndexError."""
         if file_name(segment.base_offset, TRANSACTION_INDEX_SUFFIX) in self._name_set:
             segment.transaction_index.load()
 

@@ -141,7 +141,7 @@ def next_candidate(
 def largest_timestamp(read: Read, position: int, end: int, max_batches: int) -> tuple[int, tuple[int, int]]:
     """The largest timestamp of the batches in [position, end), or of the first `max_batches` of them.
 
-    (position after the last batch looked at, (timestamp, last offset of the first batch that has it)).
+    (position after the last batch read, (timestamp, last offset of the first batch that has it)).
     """
     largest = (NO_TIMESTAMP, -1)
     for found, header in islice(headers(read, position, end), max_batches):

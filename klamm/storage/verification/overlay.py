@@ -36,7 +36,7 @@ class OverlayFileSystem(FileSystem):
         # The unchanged files that have been opened, so that all handles of a file see a change.
         self._opened: dict[str, _Content] = {}
 
-    # -- what has changed -----------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------------
 
     def changed(self) -> list[str]:
         """The files that differ from those below or were removed, sorted."""

@@ -81,7 +81,7 @@ class Database:
         return in_one_go(self.commit_steps(txn))
 
     def commit_steps(self, txn: Txn) -> LongSteps[Applied]:
-        """As `commit`, in steps."""
+        """Like `commit`, in steps."""
         time_ms = self._environment.now_ms()
         record = yield from while_open_to(OpenTo.READS, encode_record_steps(time_ms, txn))
         if len(record) > MAX_BATCH_BYTES:

@@ -1,4 +1,4 @@
-"""Transactions, sessions and znodes as bytes: what the blocks of logs and snapshots contain. Pure.
+"""Transactions, sessions and znodes as bytes: the content of the blocks of logs and snapshots. Pure.
 
 The format is klamm's own (numbers big-endian, strings and data with a 4-byte size in front, -1 for null data).
 
@@ -124,7 +124,7 @@ def encode_record(time_ms: int, txn: Txn) -> bytes:
 
 
 def encode_record_steps(time_ms: int, txn: Txn) -> Steps[bytes]:
-    """As `encode_record`, in steps."""
+    """Like `encode_record`, in steps."""
     body = yield from _txn_steps(txn)
     return _RECORD.pack(len(body), time_ms) + body
 

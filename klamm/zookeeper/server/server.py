@@ -311,7 +311,7 @@ class ZooKeeperServer:
             yield from self._requests.steps(connection, caller, xid, request)
 
     def _commit_steps(self, txn: Txn) -> LongSteps[Applied]:
-        """As `_commit`, in steps."""
+        """Like `_commit`, in steps."""
         applied = yield from self._database.commit_steps(txn)
         if self._on_transaction is not None:
             self._on_transaction(self._tree.zxid, repr(txn))

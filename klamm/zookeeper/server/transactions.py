@@ -1,4 +1,4 @@
-"""The changes of a tree as plain values: what the transaction log holds. Pure.
+"""The changes of a tree as plain values: the content of the transaction log. Pure.
 
 What must stay true:
 - A change has everything that is needed to apply it, so that a replay checks nothing again.

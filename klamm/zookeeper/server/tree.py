@@ -124,7 +124,7 @@ class ZnodeTree:
         return PREPARE[type(request)](request, self._nodes.get, caller)
 
     def prepare_multi(self, request: messages.Multi, caller: Caller) -> Steps[MultiTxn]:
-        """As `prepare`, in steps."""
+        """Like `prepare`, in steps."""
         draft = Draft(self._nodes)
         slices = Slices()
         txns: list[NodeTxn] = []
@@ -157,7 +157,7 @@ class ZnodeTree:
         return in_one_go(self.apply_steps(txn, zxid, time_ms))
 
     def apply_steps(self, txn: Txn, zxid: int, time_ms: int) -> Steps[Applied]:
-        """As `apply`, in steps."""
+        """Like `apply`, in steps."""
         if zxid != self.zxid + 1:
             raise ValueError(f"transaction {zxid} cannot follow {self.zxid}")
         self.zxid = zxid

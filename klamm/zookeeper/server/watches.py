@@ -24,7 +24,7 @@ V = TypeVar("V", bound=Hashable)
 
 
 class _WatchTable(Generic[W]):
-    """Watches of one kind: who watches which path."""
+    """Watches of one kind: the watchers of each path."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[W, None]] = {}
@@ -115,7 +115,7 @@ class Watches(Generic[W]):
         return in_one_go(self.fire_steps(events))
 
     def fire_steps(self, events: Iterable[Event]) -> Steps[list[tuple[W, Event]]]:
-        """As `fire`, in steps."""
+        """Like `fire`, in steps."""
         fired: list[tuple[W, Event]] = []
         if not self._data.by_path and not self._children.by_path:
             return fired
