@@ -84,7 +84,8 @@ class Disconnected(ClientError):
 
 
 class HungUp(Disconnected):
-    """The broker closed the connection on the first request. A broker that requires SASL does so to other clients."""
+    """The broker closed the connection on the first request. A broker that requires SASL does this to a client without
+    SASL."""
 
 
 class RequestTimedOut(Disconnected):

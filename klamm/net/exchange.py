@@ -59,7 +59,7 @@ class Measurements(list[Any]):
         self.clear()
 
     def add(self, exchange: "Exchange", left_s: float, sent_s: float) -> None:
-        """The exchange is over: its response left at `left_s`, and the socket had taken it at `sent_s` (both of
+        """The exchange is over: its response left at `left_s`, and the socket had taken it at `sent_s` (readings of
         `clock_s`)."""
 
     def forgo(self) -> None:

@@ -1,6 +1,6 @@
 """SCRAM, the client's side: the client proves that it knows a password and verifies that the server knows it too.
 
-`credential` makes what a server stores of a password.
+`credential` makes the credential that a server stores for a password.
 
 Pure: messages in, messages out. No channel binding, no authorization identity, no extensions. User names and passwords
 are UTF-8 without SASLprep, as in Kafka.

@@ -238,8 +238,8 @@ class ServerConnection(FrameReader):
         return False
 
     def _may_receive_large(self) -> bool:
-        """Whether the large request could start once it has arrived. If it had to wait for an earlier request, its
-        client could make it hold its memory for as long as it likes."""
+        """Whether the large request could start once it has arrived. Behind a waiting request it would hold its memory
+        for as long as the client likes."""
         if self._waiting or not self._writable or self._is_muted:
             return False
         if not self._exchanges:

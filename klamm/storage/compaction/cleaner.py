@@ -6,7 +6,7 @@ every segment, from the log's first on, and writes the records that stay. A reco
 - it has a key, no later record in the map has the same key, and it has a value or its segment is too young to lose
   tombstones.
 
-A compressed batch in which no key has its last offset is dropped without a second read.
+A compressed batch in which no key has its last offset is dropped without a second decompression.
 
 When the map is full, the first pass ends within a segment, and the rest of the log stays dirty; each cleaning makes
 progress, because the map has room for a key.

@@ -122,7 +122,7 @@ class Durability:
 
     async def _flush(self) -> None:
         log = self._log
-        await log.preallocation_ended()  # Before that, the recovery point stays before that segment.
+        await log.preallocation_ended()  # Until then the recovery point stays before that segment.
         log.check_usable()
         # Records appended while the index entries are written have entries that may not be written yet.
         end, generation = log.log_end_offset, log.generation

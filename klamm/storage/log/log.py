@@ -706,7 +706,7 @@ class Log:
         self._remove_snapshots(old[1:])
 
     def discard(self, segment: LogSegment) -> None:
-        """Deletes the files of a segment that is not in the log later. Raises OSError."""
+        """Deletes the files of a segment that is not in the log, after file.delete.delay.ms. Raises OSError."""
         self._host.delete_later(self, segment.mark_deleted())
 
     # -- truncation -----------------------------------------------------------------------------------------------

@@ -427,8 +427,8 @@ class _Loader:
     def _is_compacted_at(self, base_offset: int) -> bool:
         """Whether compaction may have dropped the records before this segment, now or when the topic was compacted.
 
-        Segments below the first dirty offset are cleaned, and were synced. A follower of a compacted log has no first
-        dirty offset, and a cleaner may have died before its checkpoint: then offsets are missing elsewhere, too.
+        Segments below the first dirty offset are cleaned, and were synced. A follower may have copied a compacted log
+        without cleaning it, and a cleaner may have died before its checkpoint: then offsets are missing elsewhere, too.
         """
         return self._config.is_compacted or base_offset <= self._first_dirty_offset or self._lacks_offsets
 

@@ -103,7 +103,7 @@ class LogDirectory:
             self._lock = None
 
     def consume_clean_shutdown_file(self) -> bool:
-        """Removes the file. Returns whether it existed, so that the last shutdown was clean. Raises OSError."""
+        """Removes the file. Returns whether it existed: then the last shutdown was clean. Raises OSError."""
         path = self.file(CLEAN_SHUTDOWN_FILE)
         if not self.file_system.exists(path):
             return False

@@ -8,7 +8,7 @@
 | NOTHING    | a write is half applied, or not all of its watches have fired                     |
 
 What must stay true:
-- The last step taken decides what is open; after the last step of all work, everything is.
+- The last step taken decides what is open; after the last step of a piece of work, everything is.
 """
 
 import asyncio
