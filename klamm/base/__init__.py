@@ -1,3 +1,3 @@
 """What every part of klamm may use, and what uses nothing of klamm: the seams to the machine (`environment`), long work
-in slices (`slices`, `steps`), metrics, requests that wait (`purgatory`), compiled loops, and text made safe to show.
+in slices (`slices`), metrics, requests that wait (`purgatory`), compiled loops, and text made safe to show.
 """

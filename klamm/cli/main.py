@@ -1,4 +1,4 @@
-"""The `klamm` command: its sub-commands, and how each of them ends (see `errors`).
+"""The `klamm` command: its sub-commands, and how each of them ends (see `klamm.processes.tool_errors`).
 
 Importing this module must stay quick: a sub-command imports its own modules when it runs.
 """

@@ -1,6 +1,6 @@
 """The names and numbers of Kafka's protocol, each defined once, under Kafka's name if it has one.
 
-Error codes are in `errors`, the numbers of the APIs in `api_keys`.
+Error codes are in `error_codes`, the numbers of the APIs in `api_keys`.
 """
 
 import base64

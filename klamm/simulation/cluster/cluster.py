@@ -7,7 +7,7 @@
     cluster.brokers[1].start()
     await cluster.close()
 
-Machines are called `zookeeper`, `broker-0` and so on, and what the scenario asks `client_node` for.
+Machines are called `zookeeper`, `broker-0` and so on, and as the scenario names those of clients.
 
 What must stay true:
 - A broker that ends by itself fails the run, unless its disk is at fault (`disk_is_faulty`). A broker that cannot
