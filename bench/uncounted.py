@@ -29,7 +29,8 @@ NO_WATCH = _NoWatch()
 
 _EXCHANGE = (
     (
-        "        # Not through `super`, which costs as much again. On the server's `work_clock_s`, as all readings.\n"
+        "        # Does not call `super().__init__`, which costs as much again. All readings are of the server's"
+        " `work_clock_s`.\n"
         "        self.began_s = began_s\n",
         "",
     ),
@@ -40,7 +41,8 @@ _CONNECTION = (
     ("self._waiting.append((frame, self._work_clock_s()))", "self._waiting.append((frame, 0.0))"),
     ("        if arrived_s is not None:\n            exchange.started_late(arrived_s)\n", ""),
     (
-        "        # A method of this name is looked for first, unless the attribute is read apart from the call.\n"
+        "        # Read apart from the call: in `self._work_clock_s()` Python would look for a method of this name"
+        " first.\n"
         "        clock_s = self._work_clock_s\n        exchange = Exchange(len(frame), clock_s(), self",
         "        exchange = Exchange(len(frame), self",
     ),
@@ -62,7 +64,7 @@ _CONNECTION = (
             if numbers is None:
                 self._add_waited(exchange, response, now_s)
             else:
-                # Not in a method, which would cost as much again.
+                # Inline, because a method call would cost as much again.
                 numbers += (exchange.size_bytes, exchange.began_s, now_s)
                 if len(numbers) >= _FULL_AT_ONCE:
                     numbers.take()
@@ -119,15 +121,9 @@ REPLACEMENTS = {
             "    try:\n        body = encode(message)",
         ),
         ("        _take_back(encode, message, codes)\n", ""),
-        ("    def encode(message: Any, codes: list[int]) ->", "    def encode(message: Any) ->"),
         (
-            "        counts: dict[int, int] = {}\n        count_errors(message, counts)\n"
-            "        for code, count in counts.items():\n            codes += [code] * count\n",
-            "",
-        ),
-        (
-            "compiler.compile_response_encoder(response_class(api_key)",
-            "compiler.compile_encoder(response_class(api_key)",
+            "compiler.compile_response_encoder(*_served(response_class",
+            "compiler.compile_encoder(*_served(response_class",
         ),
     ),
     "replication/replica_manager.py": (
@@ -138,9 +134,10 @@ REPLACEMENTS = {
         ),
     ),
     "storage/log/log.py": (
-        ("        oddity = None\n", ""),
-        ("            if inspected.found.batch is not None:\n                oddity = Oddity.CONVERTED\n", ""),
-        ("            oddity,\n            len(records),\n", "            None,\n            len(records),\n"),
+        (
+            "            Oddity.CONVERTED if is_converted else None,\n            len(records),\n",
+            "            None,\n            len(records),\n",
+        ),
     ),
 }
 

@@ -205,8 +205,9 @@ def test_a_release_is_built_checked_and_not_pushed(tmp_path: Path) -> None:
 
 
 def done(*command: str | Path, **environment: str) -> str:
-    """What a command prints."""
-    ran = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    """What a command prints. A Spark session of this process has put the source on PYTHONPATH."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ran = subprocess.run(command, env=inherited | environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
