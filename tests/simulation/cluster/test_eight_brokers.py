@@ -193,7 +193,7 @@ EPOCHS = [
 ]
 CHANGES = [
     [
-        "The controller is broker 5; it was broker 1.",
+        "The controller is broker 6; it was broker 1.",
         "The controller epoch is 2; it was 1.",
         "Broker 1 is no longer registered.",
         "Broker 2 is no longer registered.",
@@ -253,7 +253,7 @@ def test_a_recording_of_the_story_has_each_of_its_states_and_names_what_differs(
         texts = {each.entry.get("text"): each.number for each in recording.entries(0, recording.count)}
         without_1 = recording.moment(texts["broker 1 is no longer registered"])
         assert (without_1.controller, without_1.cluster["controller_epoch"]) == (1, 1)
-        elected = recording.moment(texts["broker 5 is the controller, controller epoch 2"])
+        elected = recording.moment(texts["broker 6 is the controller, controller epoch 2"])
         assert sorted(elected.brokers) == [0, 2, 3, 4, 5, 6, 7]
         assert _recorded_table(elected)[1] == "1  on 1,2,4  leader  2  isr 2,4"
 
