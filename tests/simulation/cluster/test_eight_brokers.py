@@ -235,9 +235,9 @@ CHANGES = [
 LED = [
     ("controller 1", 1, 1, 0),
     ("controller 1", 1, 2, 1),
-    ("controller 5", 2, 4, 3),
-    ("controller 5", 2, 4, 6),
-    ("controller 5", 2, 1, 7),
+    ("controller 6", 2, 4, 3),
+    ("controller 6", 2, 4, 6),
+    ("controller 6", 2, 1, 7),
 ]
 
 
