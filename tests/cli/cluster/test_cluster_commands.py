@@ -264,7 +264,9 @@ def test_keys_headers_and_partitions(klamm: Run, tmp_path: Path) -> None:
 def test_standard_input_and_the_end_by_silence(klamm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
     klamm("produce", "--topic", "silent", "--acks", "1")
-    assert klamm("consume", "--topic", "silent", "--offset", "earliest", "--timeout-ms", "300") == "one\ntwo\n"
+    consume = ("consume", "--topic", "silent", "--offset")
+    assert klamm(*consume, "earliest", "--max-messages", "2") == "one\ntwo\n"
+    assert klamm(*consume, "2", "--timeout-ms", "300") == ""
     assert klamm("consume", "--topic", "silent", "--timeout-ms", "0") == ""
 
 
@@ -388,7 +390,8 @@ def test_records_that_are_not_delivered_are_counted(klamm: Run, tmp_path: Path) 
     source.write_bytes(b"small\n" + b"x" * 5000 + b"\n")
     told = klamm("produce", "--topic", "narrow", "--file", str(source), code=1)
     assert told.startswith("klamm: 1 records were not delivered: MESSAGE_TOO_LARGE (10): ")
-    assert klamm("consume", "--topic", "narrow", "--offset", "earliest", "--timeout-ms", "300") == "small\n"
+    assert klamm("consume", "--topic", "narrow", "--offset", "earliest", "--max-messages", "1") == "small\n"
+    assert klamm("consume", "--topic", "narrow", "--offset", "1", "--timeout-ms", "300") == ""
 
 
 def test_the_properties_of_a_producer_and_of_a_consumer(klamm: Run, tmp_path: Path) -> None:
