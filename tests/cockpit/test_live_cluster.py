@@ -113,7 +113,8 @@ def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper(klamm_hel
                 await asyncio.to_thread(cluster.kill, broker)
             # What is not known any more is not shown as if it were, and the time of what is shown stands there.
             # Before each broker is known to be silent, the page says why the partitions are not known.
-            gone = await until(page, NOW, lambda now: now["live"]["text"] == "no broker answers" and not now["machines"])
+            text = "no broker answers"
+            gone = await until(page, NOW, lambda now: now["live"]["text"] == text and not now["machines"])
             assert gone["live"]["state"] == "lost"
             assert gone["live"]["since_ms"] <= gone["time_ms"]
             assert gone["readings"]["partitions"]["at_ms"] <= gone["time_ms"]

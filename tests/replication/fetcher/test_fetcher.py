@@ -146,8 +146,8 @@ class Follower:
 
     def pass_backoffs(self):
         """As if all of them had just ended."""
-        for fetcher in self.manager._fetchers.values():
-            waits = fetcher.followed._waits
+        for each in self.manager._fetchers.values():
+            waits = each.followed._waits
             waits[:] = [(0.0, *wait) for _, *wait in waits]
 
     def lead(self, topic_partition, epoch):
