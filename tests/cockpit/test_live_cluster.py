@@ -48,7 +48,7 @@ def _has_later_epoch(epoch: int, now: Any) -> bool:
 
 async def until(subscription: Subscription, event: str, condition: Callable[[Any], object]) -> Any:
     """The first value of an event that fulfils the condition."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             for name, data in await subscription.read():
                 value = json_bytes.decode(data)

@@ -28,7 +28,7 @@ def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
         for number in range(60):
             value = json.dumps({"number": number, "deep": {"list": [1, 2]}, "text": HOSTILE})
             producer.produce("orders", value, key=HOSTILE, headers=[(HOSTILE, HOSTILE.encode())])
-        producer.flush(20)
+        producer.flush(120)
         consumer = Consumer(
             {
                 "bootstrap.servers": running.bootstrap,

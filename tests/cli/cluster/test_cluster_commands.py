@@ -89,7 +89,7 @@ def klamm(cluster: Up, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     return run
 
 
-def ends(pid: int, timeout_s: float = 20) -> bool:
+def ends(pid: int, timeout_s: float = 120) -> bool:
     """Waits until a process has ended."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -282,7 +282,7 @@ def test_records_of_a_pipe_are_sent_as_they_come(cluster: Up, klamm: Run) -> Non
         assert klamm(*consume, "2") == "first\nsecond\n"
         producer.stdin.write(b"third")
         producer.stdin.close()
-        assert producer.wait(30) == 0
+        assert producer.wait(120) == 0
         assert klamm(*consume, "3").endswith("third\n")
     finally:
         producer.kill()
@@ -467,7 +467,7 @@ def test_a_signal_ends_produce_which_says_what_was_delivered(cluster: Up, klamm:
         read = ("consume", "--topic", f"signal-{number}", "--from-beginning", "--max-messages", "2")
         assert klamm(*read) == "1\n2\n"
         producer.send_signal(number)
-        assert producer.wait(20) == 130
+        assert producer.wait(120) == 130
         told = producer.stderr.read().decode()
     # The records may be read before their acknowledgement has come.
     counts = re.match(r"klamm: interrupted: (\d) records delivered, (\d) without an acknowledgement", told)
@@ -611,7 +611,7 @@ def test_on_a_terminal_the_status_is_live(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         while b"stopped" not in shown:
             shown += os.read(terminal, 4096)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()
