@@ -240,7 +240,6 @@ def test_uv_installs_the_wheel_with_each_extra_alone(wheel: Path, version: str, 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_pip_and_pipx_install_the_wheel(wheel: Path, version: str, tmp_path: Path) -> None:
     done(interpreter(version), "-m", "venv", tmp_path / "pip")

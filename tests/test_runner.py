@@ -79,7 +79,7 @@ def test_a_test_that_went_wrong_fails_whatever_the_way(tmp_path: Path) -> None:
     options = ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", "-p", "support.runner", "-rA", "-q"]
     command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{TESTS}"}
-    ran = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=120)
     outcomes = [line.split()[:2] for line in ran.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR "))]
     assert len(outcomes) == 16, ran.stdout
     assert [test for outcome, test in outcomes if outcome == "PASSED"] == []

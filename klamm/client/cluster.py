@@ -157,13 +157,18 @@ class ClusterClient:
         loop = asyncio.get_running_loop()
         deadline_s, refused_s = (loop.time() + each_ms / 1000 for each_ms in (timeout_ms, refused_timeout_ms))
         attempts = Attempts(replace(self.retry, deadline_ms=timeout_ms))
-        while errors := await self._connect_to_one(max(1, round((deadline_s - loop.time()) * 1000))):
+        left_ms, told = timeout_ms, list[BaseException]()
+        while errors := await self._connect_to_one(left_ms):
+            # An attempt that ends early because no time is left says less than the one before it.
+            is_cut = bool(told) and left_ms < self._options.connect_timeout_ms
+            told = [told[n] if is_cut and isinstance(error, NoAnswer) else error for n, error in enumerate(errors)]
             if final := [error for error in errors if not isinstance(error, NotSent)]:
                 raise final[0]
             is_awaited = any(isinstance(error, NoAnswer) for error in errors)
             if attempts.are_over or (not is_awaited and loop.time() >= refused_s):
-                raise ConnectFailed("; ".join(map(str, errors)))
+                raise ConnectFailed("; ".join(map(str, told)))
             await attempts.pause()
+            left_ms = max(1, round((deadline_s - loop.time()) * 1000))
 
     async def _connect_to_one(self, at_most_ms: int) -> list[BaseException]:
         """Connects to all bootstrap addresses at once, until one answers; else the error of each.

@@ -29,7 +29,7 @@ with Cluster(brokers=1, properties={"log.preallocate": "true"}) as cluster:
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "log_level": 0})
     for number, value in enumerate(written):
         producer.produce("t", value, partition=number % 20)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     cluster.restart(0)
     options = {"bootstrap.servers": cluster.bootstrap, "group.id": "g", "auto.offset.reset": "earliest"}
     consumer = confluent_kafka.Consumer(options | {"log_level": 0})

@@ -67,4 +67,5 @@ def test_what_is_compared_in_this_process_is_quick(text: str) -> None:
         begun_s = time.process_time()
         for name in ("a" * 249, "ab" * 124, "b" * 248 + "a"):
             pattern.fullmatch(name)
-        assert time.process_time() - begun_s < 0.1
+        # What is harmful takes for ever, and this is some thousand times what is harmless takes.
+        assert time.process_time() - begun_s < patterns.LIMIT_S

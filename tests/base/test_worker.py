@@ -38,7 +38,7 @@ async def working(**options: Any) -> AsyncIterator[Worker]:
     reaped: list[subprocess.Popen[bytes]] = []
     a_worker = Worker(in_thread, reaped.append, **options)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             yield a_worker
     finally:
         a_worker.close()
@@ -78,7 +78,7 @@ async def test_it_works_for_a_broker_with_many_open_files() -> None:
 def test_it_works_in_uvloop() -> None:
     async def main() -> None:
         a_worker = Worker(in_thread, lambda process: None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             assert await a_worker.run(echo, "x") == "x"
         a_worker.close()
 
@@ -224,7 +224,7 @@ async def test_it_ends_with_its_broker_even_if_that_is_killed_and_tidies_nothing
     parent.wait()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(descriptor, ended.set)
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), 120)
     os.close(descriptor)
     # The broker's next process may be at the same files already.
     assert job.read_text() == "begun"

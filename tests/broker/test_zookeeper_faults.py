@@ -96,7 +96,7 @@ class Behind(OneBroker):
 
 @asynccontextmanager
 async def playing(tmp_path: Path, *, may_fail: bool = False, **props: Any) -> AsyncIterator[tuple[Any, Any]]:
-    async with asyncio.timeout(60), Behind(tmp_path, **props) as cluster:
+    async with asyncio.timeout(120), Behind(tmp_path, **props) as cluster:
         yield cluster, await cluster.connect()
         assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
 

@@ -139,7 +139,7 @@ def test_a_tab_in_an_interactive_bash_completes_the_topic(cluster: Cluster, envi
 
     def wait_for(text: bytes) -> None:
         nonlocal shown
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while text not in shown:
             assert select.select([master], [], [], deadline - time.monotonic())[0], shown
             shown += os.read(master, 4096)

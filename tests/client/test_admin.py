@@ -75,7 +75,7 @@ def use(cluster: Cluster) -> Use:
             finally:
                 await client.close()
 
-        asyncio.run(asyncio.wait_for(with_client(), 30))
+        asyncio.run(asyncio.wait_for(with_client(), 120))
 
     return run
 

@@ -278,7 +278,7 @@ def against(log, scenario, **options):
     """Runs `scenario(consumer)` against the log."""
 
     async def main():
-        async with ScriptedBroker(lambda asked: log.answer(asked.header, asked.body)) as broker, asyncio.timeout(30):
+        async with ScriptedBroker(lambda asked: log.answer(asked.header, asked.body)) as broker, asyncio.timeout(120):
             log.address = ("127.0.0.1", broker.port)
             client = ClusterClient([log.address], retry=RetryPolicy(500, 1, 5))
             consumer = Consumer(client, ConsumerOptions(**{"fetch_max_wait_ms": 1} | options))
@@ -597,7 +597,7 @@ def test_an_answer_that_comes_when_another_broker_has_answered_is_dropped():
             ScriptedBroker(answer) as informant,
             ScriptedBroker(hold) as former,
             ScriptedBroker(answer) as leader,
-            asyncio.timeout(30),
+            asyncio.timeout(120),
         ):
             log.brokers, log.address = (informant, former, leader), ("127.0.0.1", informant.port)
             client = ClusterClient([log.address], retry=RetryPolicy(500, 1, 5))

@@ -67,7 +67,7 @@ class Replicas:
             RetryPolicy(200, 5, 20),
         )
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 planned = await partitions_to_verify(client, lambda name: name == "t")
                 options = VerifyOptions(fetch_size_bytes=200, patience_s=patience_s)
                 (check,) = await verify_replicas(client, planned.partitions, options)

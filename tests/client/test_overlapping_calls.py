@@ -104,7 +104,7 @@ class Coordinator:
 def play(scenario, **options):
     async def main():
         coordinator = Coordinator()
-        async with coordinator.cluster as cluster, asyncio.timeout(10):
+        async with coordinator.cluster as cluster, asyncio.timeout(120):
             given: dict[str, Any] = {"transactional_id": "tx", "buffer_memory_bytes": 700} | options
             changed = ProducerOptions(ClientOptions(()), CompressionType.NONE, **given)
             producer: Producer | TransactionalProducer

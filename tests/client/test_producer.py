@@ -123,7 +123,7 @@ def against(leader, scenario, *, request_timeout_ms=30_000, **changes):
             client = ClusterClient([leader.node_address], connection, RetryPolicy(500, 1, 5))
             ledger = Ledger()
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     await scenario(Producer(client, options(**changes), SystemEnvironment()), ledger)
             finally:
                 await client.close()
@@ -256,7 +256,7 @@ def test_a_batch_that_failed_before_it_was_sent_takes_no_more_records():
         await producer.flush()
         leader.has_producer_ids = True
         await ledger.send(producer, b"late")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             await producer.flush()
 
     ledger = against(leader, scenario, delivery_timeout_ms=300)

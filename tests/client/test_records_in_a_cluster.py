@@ -52,7 +52,7 @@ async def read(client: ClusterClient, topic: str, count: int) -> list[tuple[obje
     consumer = Consumer(client, ConsumerOptions(auto_offset_reset=OffsetReset.EARLIEST))
     consumer.assign({TopicPartition(topic, 0): None})
     found: list[tuple[object, object, object]] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(found) < count:
             found += [(record.key, record.value, record.headers) for record in await consumer.poll(1_000)]
     await consumer.close()
@@ -74,7 +74,7 @@ async def test_records_are_the_same_to_librdkafka(cluster: Cluster, codec: Compr
         theirs = confluent_kafka.Producer({"bootstrap.servers": cluster.bootstrap, "compression.type": topic[6:]})
         for key, value, headers in RECORDS:
             theirs.produce(topic, value, key, headers=list(headers), partition=0)
-        assert theirs.flush(20) == 0
+        assert theirs.flush(120) == 0
 
         assert await read(ours, topic, 2 * len(RECORDS)) == RECORDS * 2
     reader = confluent_kafka.Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "unused"})
@@ -123,6 +123,6 @@ async def test_leaders_are_killed_while_records_are_written_and_read(cluster: Cl
             await asyncio.to_thread(cluster.start, leader)
             await asyncio.to_thread(cluster.until, lambda: len(cluster.isr(topic, 0) or ()) == 3)
 
-    async with asyncio.timeout(60), client(cluster) as ours:
+    async with asyncio.timeout(120), client(cluster) as ours:
         await asyncio.gather(write(ours), follow(ours), kill())
     assert seen == written

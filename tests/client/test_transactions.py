@@ -119,7 +119,7 @@ def against(answers, scenario, *, deadline_ms=60_000, versions=None, coordinator
                 **{"transactional_id": "tx", "delivery_timeout_ms": 20_000, **options},
             )
             producer = TransactionalProducer(cluster.client(deadline_ms), changed, SystemEnvironment())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await scenario(producer, cluster)
             assert not cluster.answers, "an answer was not asked for"
             return cluster

@@ -84,7 +84,7 @@ def make_topic(admin: AdminClient, request: pytest.FixtureRequest) -> Callable[.
         made += 1
         name = re.sub(r"[^a-zA-Z0-9._-]+", "-", f"{request.node.name}-{made}")
         config = {key.replace("_", "."): value for key, value in configs.items()}
-        admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
+        admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(120)
         return name
 
     return make

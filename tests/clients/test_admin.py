@@ -24,28 +24,28 @@ from support.oracles import java_tool
 
 def error_of(future: object) -> str:
     with pytest.raises(KafkaException) as raised:
-        future.result(30)  # type: ignore[attr-defined]  # a Future, from a library without annotations
+        future.result(120)  # type: ignore[attr-defined]  # a Future, from a library without annotations
     name: str = raised.value.args[0].name()
     return name
 
 
 def partition_count(admin: AdminClient, topic: str) -> int:
-    return len(admin.list_topics(topic, timeout=30).topics[topic].partitions)
+    return len(admin.list_topics(topic, timeout=120).topics[topic].partitions)
 
 
 def test_create_list_describe_delete(admin: AdminClient) -> None:
-    admin.create_topics([NewTopic("admin-a", 3, 1)])["admin-a"].result(30)
+    admin.create_topics([NewTopic("admin-a", 3, 1)])["admin-a"].result(120)
     assert error_of(admin.create_topics([NewTopic("admin-a", 3, 1)])["admin-a"]) == "TOPIC_ALREADY_EXISTS"
-    metadata = admin.list_topics(timeout=30)
+    metadata = admin.list_topics(timeout=120)
     assert "admin-a" in metadata.topics
     (broker,) = metadata.brokers
-    described = admin.describe_topics(confluent_kafka.TopicCollection(["admin-a"]))["admin-a"].result(30)
+    described = admin.describe_topics(confluent_kafka.TopicCollection(["admin-a"]))["admin-a"].result(120)
     assert [(p.id, p.leader.id, [r.id for r in p.replicas], [r.id for r in p.isr]) for p in described.partitions] == [
         (index, broker, [broker], [broker]) for index in range(3)
     ]
-    admin.delete_topics(["admin-a"])["admin-a"].result(30)
+    admin.delete_topics(["admin-a"])["admin-a"].result(120)
     assert error_of(admin.delete_topics(["admin-a"])["admin-a"]) == "UNKNOWN_TOPIC_OR_PART"
-    assert "admin-a" not in admin.list_topics(timeout=30).topics
+    assert "admin-a" not in admin.list_topics(timeout=120).topics
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_a_deleted_topic_made_again_is_empty(bootstrap: str, admin: AdminClient)
         create_once_deleted(admin, "admin-again")
         assert Librdkafka.write(bootstrap, "admin-again", [Record(generation)]) == [0]
         assert [record.value for record in Librdkafka.read(bootstrap, "admin-again", 1)] == [generation]
-        admin.delete_topics(["admin-again"])["admin-again"].result(30)
+        admin.delete_topics(["admin-again"])["admin-again"].result(120)
 
 
 def create_once_deleted(admin: AdminClient, topic: str) -> None:
     """Creates the topic; a deletion has been answered when brokers forget the topic, but may still be in progress."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
-            admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+            admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(120)
             return
         except KafkaException as error:
             if error.args[0].name() != "TOPIC_ALREADY_EXISTS" or time.monotonic() > deadline:
@@ -86,7 +86,7 @@ def create_once_deleted(admin: AdminClient, topic: str) -> None:
 
 def test_more_partitions(bootstrap: str, admin: AdminClient, topic: str) -> None:
     Librdkafka.write(bootstrap, topic, [Record(b"old")])
-    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(120)
     assert partition_count(admin, topic) == 4
     Librdkafka.write(bootstrap, topic, [Record(b"new")], partition=3)
     assert Librdkafka.read(bootstrap, topic, 1, partition=3)[0].value == b"new"
@@ -97,13 +97,13 @@ def test_more_partitions(bootstrap: str, admin: AdminClient, topic: str) -> None
 
 def test_describe_configs(admin: AdminClient, make_topic: Callable[..., str]) -> None:
     resource = ConfigResource(ConfigResource.Type.TOPIC, make_topic(retention_ms="1234567", segment_bytes="1048576"))
-    configs = admin.describe_configs([resource])[resource].result(30)
+    configs = admin.describe_configs([resource])[resource].result(120)
     assert (configs["retention.ms"].value, configs["retention.ms"].is_default) == ("1234567", False)
     assert (configs["segment.bytes"].value, configs["segment.bytes"].is_default) == ("1048576", False)
     assert (configs["cleanup.policy"].value, configs["cleanup.policy"].is_default) == ("delete", True)
-    (broker,) = admin.list_topics(timeout=30).brokers
+    (broker,) = admin.list_topics(timeout=120).brokers
     resource = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-    configs = admin.describe_configs([resource])[resource].result(30)
+    configs = admin.describe_configs([resource])[resource].result(120)
     assert configs["broker.id"].value == str(broker)
     assert configs["message.max.bytes"].value == "1048588"
 
@@ -117,7 +117,7 @@ def test_list_offsets_by_timestamp(bootstrap: str, admin: AdminClient, topic: st
     where = TopicPartition(topic, 0)
 
     def offset(spec: OffsetSpec) -> int:
-        result: int = admin.list_offsets({where: spec})[where].result(30).offset
+        result: int = admin.list_offsets({where: spec})[where].result(120).offset
         return result
 
     assert offset(OffsetSpec.earliest()) == 0
@@ -138,7 +138,7 @@ def test_list_offsets_by_timestamp(bootstrap: str, admin: AdminClient, topic: st
 def test_records_are_deleted(bootstrap: str, admin: AdminClient, topic: str) -> None:
     Librdkafka.write(bootstrap, topic, [Record(b"%d" % number) for number in range(10)])
     where = TopicPartition(topic, 0)
-    deleted = admin.delete_records([TopicPartition(topic, 0, 4)])[where].result(30)
+    deleted = admin.delete_records([TopicPartition(topic, 0, 4)])[where].result(120)
     assert deleted.low_watermark == 4
     assert error_of(admin.delete_records([TopicPartition(topic, 0, 11)])[where]) == "OFFSET_OUT_OF_RANGE"
     assert Librdkafka.read(bootstrap, topic, 1, offset=OFFSET_BEGINNING)[0].value == b"4"
@@ -148,8 +148,8 @@ def test_records_are_deleted(bootstrap: str, admin: AdminClient, topic: str) -> 
     answer = python_admin.delete_records({place: 7})
     python_admin.close()
     assert answer[place]["low_watermark"] == 7
-    assert admin.delete_records([TopicPartition(topic, 0, -1)])[where].result(30).low_watermark == 10
-    assert admin.list_offsets({where: OffsetSpec.earliest()})[where].result(30).offset == 10
+    assert admin.delete_records([TopicPartition(topic, 0, -1)])[where].result(120).low_watermark == 10
+    assert admin.list_offsets({where: OffsetSpec.earliest()})[where].result(120).offset == 10
 
 
 @pytest.mark.long
@@ -173,7 +173,7 @@ def test_kafkas_own_tool_deletes_records(
 
 
 def test_cluster(admin: AdminClient) -> None:
-    cluster = admin.describe_cluster().result(30)
+    cluster = admin.describe_cluster().result(120)
     (node,) = cluster.nodes
     assert cluster.cluster_id
     assert cluster.controller.id == node.id

@@ -37,7 +37,7 @@ class Writer:
             value = f"{self.name} {self.written}".encode()
             self._producer.produce(TOPIC, value, on_delivery=lambda error, _: self.errors.append(error))
             self.written += 1
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(120) == 0
 
 
 def change(admin: AdminClient, broker: int, own: str, *more: str) -> None:
@@ -54,13 +54,13 @@ def change(admin: AdminClient, broker: int, own: str, *more: str) -> None:
         ],
     )
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+        future.result(120)
 
 
 def own_listener(admin: AdminClient, broker: int) -> str:
     resource = ConfigResource(ResourceType.BROKER, str(broker))
     (future,) = admin.describe_configs([resource]).values()
-    return str(future.result(30)["listeners"].value)
+    return str(future.result(120)["listeners"].value)
 
 
 def test_nothing_is_lost_and_nothing_twice(cluster: Cluster) -> None:

@@ -84,7 +84,7 @@ class Written:
 
         for value, timestamp_ms in records:
             producer.produce(self.name, value, timestamp=timestamp_ms, on_delivery=delivered)
-            assert producer.flush(20) == 0
+            assert producer.flush(120) == 0
 
     # -- what is seen
 
@@ -195,7 +195,7 @@ def test_a_topics_key_makes_a_difference(cluster: Cluster, case: Case) -> None:
         ]
     )
     for future in created.values():
-        future.result(20)
+        future.result(120)
     for topic in (without, with_key):
         topic.write(case.written)
     cluster.until(lambda: case.seen(with_key) == case.expected)
@@ -212,8 +212,8 @@ def consumer(cluster: Cluster, **config: object) -> Consumer:
 
 def test_num_partitions_and_message_max_bytes(cluster: Cluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([NewTopic("counted", -1, -1)])["counted"].result(20)
-    cluster.until(lambda: len(admin.list_topics("counted", timeout=20).topics["counted"].partitions) == 3)
+    admin.create_topics([NewTopic("counted", -1, -1)])["counted"].result(120)
+    cluster.until(lambda: len(admin.list_topics("counted", timeout=120).topics["counted"].partitions) == 3)
     topic = Written(cluster, "counted")
     topic.write([(b"v" * 4_000, NOW_MS)])
     assert topic.error() is None
@@ -238,7 +238,7 @@ def test_the_keys_of_offsets(cluster: Cluster) -> None:
     assert committed(cluster, "m" * 5) is None
     assert committed(cluster, "m" * 15) == "OFFSET_METADATA_TOO_LARGE"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    offsets_topic = admin.list_topics("__consumer_offsets", timeout=20).topics["__consumer_offsets"]
+    offsets_topic = admin.list_topics("__consumer_offsets", timeout=120).topics["__consumer_offsets"]
     assert len(offsets_topic.partitions) == 2
     for _ in range(30):
         assert committed(cluster, "m" * 5) is None
@@ -251,7 +251,7 @@ def refusal(cluster: Cluster, **config: object) -> str | None:
     member = consumer(cluster, **config)
     member.subscribe(["committed"])
     try:
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 120
         while time.monotonic() < deadline_s:
             message = member.poll(0.2)
             if message is not None and message.error() is not None:

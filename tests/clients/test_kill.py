@@ -101,12 +101,11 @@ class NumberProducer:
         assert not self.failed, self.failed[:3]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_lose_nothing(broker: tuple[ZooKeeper, Broker], kills: int) -> None:
     zookeeper, killed = broker
     admin = AdminClient({"bootstrap.servers": killed.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(120)
     producer = NumberProducer(killed.bootstrap)
     for _ in range(kills):
         producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
@@ -125,14 +124,13 @@ def test_kills_lose_nothing(broker: tuple[ZooKeeper, Broker], kills: int) -> Non
     assert all(stored[offset] == number for number, offset in producer.acknowledged.items() if offset >= 0)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.long)])
 def test_kills_while_the_replica_moves_between_log_directories_lose_nothing(
     broker: tuple[ZooKeeper, Broker], tmp_path: Path, kills: int
 ) -> None:
     zookeeper, killed = broker
     admin = AdminClient({"bootstrap.servers": killed.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(120)
     producer = NumberProducer(killed.bootstrap)
     moves = 0
     for number in range(kills):

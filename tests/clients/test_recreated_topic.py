@@ -42,7 +42,7 @@ def test_librdkafka(cluster: Cluster) -> None:
         if number == BEFORE:
             create_anew(cluster)
         producer.produce(TOPIC, b"%d" % number, on_delivery=delivered)
-        producer.flush(30)
+        producer.flush(120)
     assert errors == [None] * 2 * BEFORE
     assert offsets == [*range(BEFORE), *range(BEFORE)]
 

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def _has_later_epoch(epoch: int, now: Any) -> bool:
 
 async def until(subscription: Subscription, event: str, condition: Callable[[Any], object]) -> Any:
     """The first value of an event that fulfils the condition."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             for name, data in await subscription.read():
                 value = json_bytes.decode(data)
@@ -112,7 +112,10 @@ def test_a_page_recovers_from_the_loss_of_all_brokers_and_of_zookeeper(klamm_hel
             for broker in cluster.broker_ids:
                 await asyncio.to_thread(cluster.kill, broker)
             # What is not known any more is not shown as if it were, and the time of what is shown stands there.
-            gone = await until(page, NOW, lambda now: now["live"]["state"] == "lost" and not now["machines"])
+            # Before each broker is known to be silent, the page says why the partitions are not known.
+            text = "no broker answers"
+            gone = await until(page, NOW, lambda now: now["live"]["text"] == text and not now["machines"])
+            assert gone["live"]["state"] == "lost"
             assert gone["live"]["since_ms"] <= gone["time_ms"]
             assert gone["readings"]["partitions"]["at_ms"] <= gone["time_ms"]
             assert "no broker answers (broker " in gone["readings"]["partitions"]["why_not"]

@@ -28,7 +28,7 @@ def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
         for number in range(60):
             value = json.dumps({"number": number, "deep": {"list": [1, 2]}, "text": HOSTILE})
             producer.produce("orders", value, key=HOSTILE, headers=[(HOSTILE, HOSTILE.encode())])
-        producer.flush(20)
+        producer.flush(120)
         consumer = Consumer(
             {
                 "bootstrap.servers": running.bootstrap,
@@ -121,8 +121,9 @@ def without_preferred_leader(cluster: Cluster) -> int:
 
 
 def test_without_allow_changes_there_is_no_button_but_the_reason_and_the_command(
-    cluster: Cluster, pages: Pages, url_to_look: str
+    cluster: Cluster, url_to_look: str, pages: Pages
 ) -> None:
+    # `pages` comes last, so it ends first: a page whose server has gone asks again, and is refused.
     without_preferred_leader(cluster)
     page = pages.open(url_to_look)
     go(page, "why/orders/0")

@@ -228,6 +228,7 @@ def test_a_command_of_a_finding_names_the_cluster(pages: Pages) -> None:
         copied = findings.locator("button[data-copy]").get_attribute("data-copy")
         assert copied == "klamm partitions --offline --bootstrap-server 'host 1:9092'"
         assert findings.locator("code").inner_text() == copied
+        pages.close()  # Before the server: a page whose stream ends opens it again.
 
 
 def test_records_of_a_later_version_are_shown_as_they_are(server: PageServer, pages: Pages) -> None:

@@ -46,7 +46,7 @@ def produce(cluster: Cluster, topic: str, records: list[dict[str, Any]], **confi
     producer = Producer({"bootstrap.servers": cluster.bootstrap, **config})
     for each in records:
         producer.produce(topic, partition=0, **each)
-    producer.flush(20)
+    producer.flush(120)
 
 
 async def read(pages: Asker, topic: str, **query: object) -> dict[str, Any]:
@@ -191,15 +191,15 @@ async def test_a_corrupt_batch_does_not_end_the_way_through_the_log(cluster: Clu
 
 async def test_transactions_are_marked(cluster: Cluster) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": HOSTILE})
-    producer.init_transactions(20)
+    producer.init_transactions(120)
     for value, end in (("committed", producer.commit_transaction), ("aborted", producer.abort_transaction)):
         producer.begin_transaction()
         producer.produce("transactions", value=value, partition=0)
-        producer.flush(20)
+        producer.flush(120)
         end(20)
     producer.begin_transaction()
     producer.produce("transactions", value="open", partition=0)
-    producer.flush(20)
+    producer.flush(120)
     async with asker(cluster.bootstrap, None) as pages:
         page = await read(pages, "transactions", offset=0)
         assert [(each["value"]["text"], each["mark"]) for each in page["records"] if "control" not in each["mark"]] == [
@@ -269,7 +269,7 @@ async def test_groups_have_members_assignment_and_lag(cluster: Cluster) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for _ in range(5):
         producer.produce("plain", b"x", partition=1)
-    producer.flush(20)
+    producer.flush(120)
     consumer = commit(cluster, HOSTILE)
     async with asker(cluster.bootstrap, None) as pages:
         assert HOSTILE in [each["group"] for each in (await pages.get("/api/groups"))["groups"]]
@@ -338,7 +338,7 @@ async def test_pieces_of_the_map_have_the_lag_of_each_replica(
     monkeypatch.setattr(map_lags, "list_replica_offsets", counted)
     for _ in range(5):
         producer.produce("pieces", b"x", partition=1)
-    producer.flush(20)
+    producer.flush(120)
     cluster.until(lambda: len(cluster.isr("pieces", 1)) == 2)
     made = PartitionMap()
     led = {number: cluster.leader("pieces", number) for number in range(3)}

@@ -162,20 +162,20 @@ def test_klamm_cockpit_opens_a_file(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-        page = browser.open(url, timeout=10).read()
+        page = browser.open(url, timeout=120).read()
         assert b'"recording":true' in page
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        assert process.wait(120) == 0
 
 
 def test_a_file_that_is_no_recording_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("hello, this is a text")
     ended = subprocess.run(
-        [*KLAMM, "cockpit", str(tmp_path / "r")], capture_output=True, text=True, timeout=30, check=False
+        [*KLAMM, "cockpit", str(tmp_path / "r")], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr == f"klamm: {tmp_path}/r is no recording of klamm: it has no head of a block there\n"
     ended = subprocess.run(
-        [*KLAMM, "cockpit", str(tmp_path / "none")], capture_output=True, text=True, timeout=30, check=False
+        [*KLAMM, "cockpit", str(tmp_path / "none")], capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.stderr == f"klamm: {tmp_path}/none cannot be read: No such file or directory\n"

@@ -74,7 +74,7 @@ def produce(cluster: Cluster, topic: str, count: int) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for number in range(count):
         producer.produce(topic, str(number).encode(), partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
 
 
 def without_leader(cluster: Cluster, topic: str, end: Callable[[int], None]) -> tuple[int, int]:
@@ -96,7 +96,7 @@ def without_leader(cluster: Cluster, topic: str, end: Callable[[int], None]) -> 
 def _registered(cluster: Cluster) -> list[int]:
     """The brokers whose sessions have not ended."""
     living = next(each for each in cluster.brokers if each.running)
-    return sorted(AdminClient({"bootstrap.servers": living.address}).list_topics(timeout=10).brokers)
+    return sorted(AdminClient({"bootstrap.servers": living.address}).list_topics(timeout=120).brokers)
 
 
 @pytest.mark.parametrize(("remedy", "end"), [(0, "kill"), pytest.param(1, "stop", marks=pytest.mark.long)])
@@ -171,7 +171,7 @@ async def test_a_reassignment_says_what_it_waits_for_and_the_command_cancels_it(
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for _ in range(8):
         producer.produce("moving", b"x" * 900_000, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     plan = f'{{"version":1,"partitions":[{{"topic":"moving","partition":0,"replicas":[{target}]}}]}}'
     options = f"--no-wait --throttle 1000 --bootstrap-server {cluster.bootstrap}"
     run(f"echo '{plan}' > plan.json\nklamm reassign execute --reassignment-json-file plan.json {options}")
@@ -195,7 +195,7 @@ def of_others(cluster: Cluster, topic: str) -> tuple[int, int]:
     leader, follower = [each for each in cluster.broker_ids if each != cluster.controller_id()][:2]
     new = NewTopic(topic, 1, replica_assignment=[[leader, follower]])
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([new])[topic].result(20)
+    admin.create_topics([new])[topic].result(120)
     cluster.until(lambda: sorted(cluster.isr(topic)) == sorted((leader, follower)))
     return leader, follower
 
@@ -206,7 +206,7 @@ async def test_a_deletion_that_waits_for_a_dead_broker_ends_when_that_is_started
     cluster.kill(follower)
     cluster.until(lambda: follower not in _registered(cluster))
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.delete_topics(["doomed"])["doomed"].result(20)
+    admin.delete_topics(["doomed"])["doomed"].result(120)
     found = await why(cluster, "doomed")
     deleting = of(found, "deleting")
     assert [each["kind"] for each in found["conditions"]] == ["deleting"]
@@ -220,7 +220,7 @@ async def test_a_deletion_that_waits_for_a_dead_broker_ends_when_that_is_started
             status, _ = await pages.ask("/api/why", topic="doomed", partition=0)
             return status == 404
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not await is_gone():
             pass
 
@@ -252,7 +252,7 @@ async def test_a_leader_that_shuts_down_without_a_successor_is_named_and_the_com
     producer = Producer({"bootstrap.servers": cluster.bootstrap})
     for _ in range(8):
         producer.produce("leaving", b"x" * 900_000, partition=0)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     at = f"--bootstrap-server {cluster.bootstrap}"
     run(f"klamm configs alter --topic leaving --add-config 'leader.replication.throttled.replicas=*' {at}")
     run(f"klamm configs alter --broker {leader} --add-config leader.replication.throttled.rate=1000 {at}")
@@ -307,17 +307,17 @@ async def test_a_failed_log_directory_is_named_and_the_command_elects_another_le
         controller, leader, follower = brokers
         admin = AdminClient({"bootstrap.servers": controller.bootstrap})
         new = NewTopic("broken", 1, replica_assignment=[[1, 2]], config={"segment.bytes": "10000"})
-        admin.create_topics([new])["broken"].result(20)
+        admin.create_topics([new])["broken"].result(120)
         reach = f"{controller.bootstrap},{leader.bootstrap},{follower.bootstrap}"
         producer = Producer({"bootstrap.servers": reach, "message.timeout.ms": 5_000})
 
         def write() -> None:
             producer.produce("broken", b"x" * 9_000, partition=0)
-            producer.flush(20)
+            producer.flush(120)
 
         async def until(told: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
             found: dict[str, Any] | None = None
-            async with asyncio.timeout(60), asker(reach, zookeeper.connect) as pages:
+            async with asyncio.timeout(120), asker(reach, zookeeper.connect) as pages:
                 while found is None or not told(found):
                     found = await pages.get("/api/why", topic="broken", partition=0)
             return found

@@ -24,7 +24,7 @@ class Log(list[str]):
         self.grown.set()
 
     async def wait_for(self, entry: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while entry not in self:
                 self.grown.clear()
                 await self.grown.wait()

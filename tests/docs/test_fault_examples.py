@@ -76,5 +76,5 @@ def test_a_program_in_another_language_loses_an_answer_and_repeats_the_append(
         )
         assert (done.returncode, done.stdout) == (0, "acknowledged after 1 lost answers\n"), done.stderr
         consumer = Consumer({"bootstrap.servers": c.bootstrap, "group.id": "g"})
-        assert consumer.get_watermark_offsets(TopicPartition("orders", 0), timeout=30) == (0, 1)
+        assert consumer.get_watermark_offsets(TopicPartition("orders", 0), timeout=120) == (0, 1)
         consumer.close()

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from klamm.faults.entries import BrokerRegistered, Truncated
+from klamm.faults.entries import BrokerRegistered, ControllerElected, Truncated
 from klamm.testing import Cluster, ClusterError, Helper
 
 
 @pytest.fixture(scope="module")
 def c(klamm_helper: Helper) -> Iterator[Cluster]:
     properties = {
-        "replica.lag.time.max.ms": 1_500,
+        # Shorter than usual, for the test that awaits a replica out of sync; longer than a busy machine lets one wait.
+        "replica.lag.time.max.ms": 5_000,
         "offsets.topic.num.partitions": 1,
         "transaction.state.log.num.partitions": 1,
         "group.initial.rebalance.delay.ms": 0,
@@ -79,6 +80,8 @@ def test_a_session_ends_and_the_broker_registers_again(c: Cluster) -> None:
     c.create_topic("sessions")
     leader = c.leader("sessions")
     assert leader is not None
+    if leader == c.controller_id():
+        c.move_controller()  # The next controller may find it registered again, and leave it its partitions.
     expire(c, leader)
     assert c.leader("sessions") not in (None, leader)
     assert write(c, "sessions", b"a") == [0]
@@ -87,8 +90,11 @@ def test_a_session_ends_and_the_broker_registers_again(c: Cluster) -> None:
 def test_the_session_of_the_controller_ends(c: Cluster) -> None:
     former = c.controller_id()
     assert former is not None
+    before = len(c.history.of(ControllerElected))
     expire(c, former)
-    assert c.controller_id() not in (None, former)
+    # Any broker may be first to become the controller, also this one with its new session.
+    c.until(lambda: len(c.history.of(ControllerElected)) > before)
+    assert c.controller_id() is not None
 
 
 def test_a_replica_in_sync_is_elected(c: Cluster) -> None:

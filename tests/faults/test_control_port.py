@@ -65,7 +65,7 @@ class Scene:
     async def raw(self, request: bytes) -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port.port)
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         writer.close()
         return int(head.split()[1]), body.decode()
@@ -268,7 +268,7 @@ async def test_a_body_may_come_in_pieces(tmp_path: Path) -> None:
         for byte in head + body:
             writer.write(bytes([byte]))
             await writer.drain()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert (await reader.read()).startswith(b"HTTP/1.1 201 Created\r\n")
         writer.close()
 
@@ -281,7 +281,7 @@ async def test_a_client_that_asks_first_is_told_to_send_the_body(tmp_path: Path)
             f"POST /v1/faults HTTP/1.1\r\nHost: localhost:{port.port.port}\r\nAuthorization: bearer {TOKEN}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode()
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(body)
             assert (await reader.read()).startswith(b"HTTP/1.1 201 Created\r\n")
@@ -300,7 +300,7 @@ async def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, mon
         reader, writer = await asyncio.open_connection("127.0.0.1", port.port.port)
         head = f"POST /v1/faults HTTP/1.1\r\nHost: localhost:{port.port.port}\r\nAuthorization: Bearer {TOKEN}\r\n"
         writer.write(head.encode() + b"Content-Length: 10\r\n\r\n{")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()

@@ -33,7 +33,7 @@ from support.zookeeper.interposer import Interposer, Moment
 BROKERS = 4
 TOPIC = "kept"
 PARTITIONS = 2
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 Point = tuple[int, Moment]
 

@@ -231,7 +231,7 @@ async def test_a_slow_disk_waits_and_its_end_ends_the_wait(machine: Machine) -> 
     syncing = asyncio.get_running_loop().run_in_executor(None, file.sync)
     await struck.wait()
     machine.end()
-    await asyncio.wait_for(syncing, 10)
+    await asyncio.wait_for(syncing, 120)
 
 
 async def test_strikes_in_threads_are_told_in_the_loop(machine: Machine) -> None:

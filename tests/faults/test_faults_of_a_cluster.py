@@ -36,7 +36,7 @@ def test_no_call_is_forgotten_when_a_broker_or_the_cluster_ends(klamm_helper: He
         for calls, end in enumerate((c.stop, c.kill, None), 1):
             producer = Producer({"bootstrap.servers": c.bootstrap})
             producer.produce("t", b"one pear")
-            assert producer.flush(30) == 0
+            assert producer.flush(120) == 0
             if end is not None:
                 end(0)
                 assert asked.calls == calls
@@ -57,7 +57,7 @@ def test_the_end_of_a_cluster_ends_the_waits_in_other_threads(klamm_helper: Help
     with Cluster(1, helper=klamm_helper) as c:
         waiting = threading.Thread(target=wait, args=[c.fail(api="Produce", error="NOT_LEADER_OR_FOLLOWER")])
         waiting.start()
-    waiting.join(30)
+    waiting.join(120)
     assert [str(error) for error in errors] == ["the cluster has ended"]
     with pytest.raises(ClusterError, match="the cluster is not running"):
         c.fail(api="Produce", error="NOT_LEADER_OR_FOLLOWER")
@@ -100,5 +100,5 @@ def test_the_commands_of_production_import_no_faults() -> None:
     names = ("processes.servers", "processes.serving", "cli.main", "cli.cluster.servers", "cli.cluster.up")
     imports = ", ".join(f"klamm.{name}" for name in names)
     code = f"import sys, {imports}; print([name for name in sys.modules if name.startswith('klamm.faults')])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert printed.stdout == "[]\n"

@@ -160,7 +160,7 @@ async def stage(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sta
 def committed(bootstrap: str) -> dict[tuple[str, int], int]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": GROUP})
     try:
-        found = consumer.committed([TopicPartition(*partition) for partition in PARTITIONS], timeout=30)
+        found = consumer.committed([TopicPartition(*partition) for partition in PARTITIONS], timeout=120)
         return {(one.topic, one.partition): one.offset for one in found}
     finally:
         consumer.close()

@@ -22,7 +22,7 @@ from support.committed_offsets import check_no_commit_goes_back, logged_commits
 from support.one_broker import Client
 from support.processes import ManagedProcess
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 SESSION_TIMEOUT_MS = 6_000
 OFFSETS_PARTITIONS = 3
 PROPERTIES = {"offsets.topic.num.partitions": OFFSETS_PARTITIONS}

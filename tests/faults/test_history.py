@@ -40,7 +40,7 @@ def write(c: Cluster, topic: str, count: int, acks: str = "all") -> None:
     producer = Producer({"bootstrap.servers": c.bootstrap, "acks": acks})
     for number in range(count):
         producer.produce(topic, str(number).encode(), partition=0)
-        producer.flush(30)  # one batch each
+        producer.flush(120)  # one batch each
 
 
 def about(history: History, topic: str) -> list[ChronicleEntry]:

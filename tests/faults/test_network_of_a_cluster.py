@@ -52,7 +52,7 @@ class Client:
     def sent(self, topic: str, value: bytes = b"value", partition: int = 0) -> str:
         """The outcome of one record."""
         outcome = self.send(topic, value, partition)
-        self.producer.flush(30)
+        self.producer.flush(120)
         return outcome[0]
 
 
@@ -107,11 +107,11 @@ def test_refused_connections_fail_at_once_instead_of_hanging(c: Cluster) -> None
     _, leader, follower = led_by_another(c, "refused")
     refusing = c.network.cut(follower, leader, refuse=True)
     c.network.reset(follower, leader)
-    refusing.wait(5, hits=10)
+    refusing.wait(120, hits=10)
     refusing.remove()
     c.until(lambda: c.network.reset(follower, leader))
     hanging = c.network.cut(follower, leader)
-    hanging.wait(5)
+    hanging.wait(120)
     assert hanging.hits <= 2
 
 
@@ -138,7 +138,7 @@ def test_one_client_is_cut_off_by_its_id_and_the_others_are_served(c: Cluster) -
     assert other.sent("clients") == "acknowledged"
     assert outcome == []
     c.network.heal()
-    cut_off.producer.flush(30)
+    cut_off.producer.flush(120)
     assert outcome == ["acknowledged"]
 
 

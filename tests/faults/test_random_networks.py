@@ -79,10 +79,10 @@ def random_fault(c: Cluster, chance: random.Random) -> FaultHandle | None:
 def consumed(c: Cluster, partition: int) -> list[int]:
     consumer = Consumer({"bootstrap.servers": c.bootstrap, "group.id": "reader", "enable.auto.commit": False})
     place = TopicPartition("t", partition, 0)
-    _, end = consumer.get_watermark_offsets(place, timeout=30)
+    _, end = consumer.get_watermark_offsets(place, timeout=120)
     consumer.assign([place])
     numbers: list[int] = []
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while consumer.position([place])[0].offset < end and time.monotonic() < deadline_s:
         for message in consumer.consume(10_000, 0.5):
             assert message.error() is None
@@ -122,7 +122,7 @@ def test_acknowledged_records_survive_whatever_becomes_of_the_network(seed: int)
         c.network.heal()
         assert writer.producer.flush(120) == 0
         assert writer.refused == []
-        c.until(lambda: not c.under_replicated(), timeout=60)
+        c.until(lambda: not c.under_replicated(), timeout=120)
         for partition in range(PARTITIONS):
             assert consumed(c, partition) == writer.acknowledged[partition]
 
@@ -206,7 +206,7 @@ def test_transactions_are_seen_whole_or_not_at_all_whatever_becomes_of_the_netwo
             disturbing.join()
         c.network.heal()
         writer.write(commits=True)
-        c.until(lambda: not c.under_replicated(), timeout=60)
+        c.until(lambda: not c.under_replicated(), timeout=120)
         seen = [consumed(c, partition) for partition in range(PARTITIONS)]
         assert seen == [seen[0]] * PARTITIONS
         assert sorted(set(seen[0])) == seen[0]

@@ -18,7 +18,7 @@ from support.certificates import Authority
 pytestmark = pytest.mark.loop("uvloop")
 
 CUT = Conditions(is_cut=True)
-LIMIT_S = 10.0
+LIMIT_S = 120.0
 
 
 # How the two ends of the connections of a test are secured; empty without TLS.

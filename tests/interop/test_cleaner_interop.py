@@ -50,9 +50,9 @@ def produce(kafka: RealKafka, topic: str) -> None:
             producer.produce(topic, value, key=b"%d" % (i % 17 + 10 * number), headers={"a": b"b"})
             if i % 7 == 0:
                 producer.flush()
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
         transactional = Producer({**servers, "transactional.id": uuid.uuid4().hex})
-        transactional.init_transactions(60)
+        transactional.init_transactions(120)
         for i in range(6):
             transactional.begin_transaction()
             for j in range(5):
@@ -139,7 +139,7 @@ def kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> RealKafk
     server = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))
     server.start()
     admin = AdminClient({"bootstrap.servers": server.bootstrap})
-    admin.create_topics([NewTopic("t", 1, 1, config=SETTINGS)])["t"].result(60)
+    admin.create_topics([NewTopic("t", 1, 1, config=SETTINGS)])["t"].result(120)
     return server
 
 
@@ -220,7 +220,7 @@ def test_klamm_opens_what_kafkas_cleaner_was_killed_in(kafka: RealKafka, real_zo
         (kafka.data_directory / "cleaner-offset-checkpoint").unlink(missing_ok=True)
         start_again(kafka, real_zookeeper)
         killed_at = ".deleted" if suffix == ".swap" else suffix
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not list(directory.glob(f"*{killed_at}")):
             assert time.monotonic() < deadline, kafka.output()
         kafka.kill()

@@ -13,13 +13,13 @@ from support.oracles import RealKafka, RealKraft
 def filled(bootstrap: str, topic: str) -> None:
     """A topic with a committed and an aborted record."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(120)
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "compression.type": "lz4"})
-    producer.init_transactions(60)
+    producer.init_transactions(120)
     for value, end in (("kept", producer.commit_transaction), ("lost", producer.abort_transaction)):
         producer.begin_transaction()
         producer.produce(topic, f"{value:<500}", key=b"k", partition=0)
-        producer.flush(60)
+        producer.flush(120)
         end(60)
 
 

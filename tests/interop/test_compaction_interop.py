@@ -34,12 +34,12 @@ PROPERTIES: Mapping[str, str | int] = {
 def create(broker: Broker, replication_factor: int) -> None:
     """Creates the topic when the broker knows of so many."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    deadline = time.monotonic() + 60
-    while len(known := admin.list_topics(timeout=30).brokers) < replication_factor:
+    deadline = time.monotonic() + 120
+    while len(known := admin.list_topics(timeout=120).brokers) < replication_factor:
         assert time.monotonic() < deadline, known
         time.sleep(0.1)
     topic = NewTopic(TOPIC, 1, replication_factor, config=TABLE)
-    admin.create_topics([topic])[TOPIC].result(60)
+    admin.create_topics([topic])[TOPIC].result(120)
 
 
 class Table:
@@ -61,7 +61,7 @@ class Table:
             self._put(producer, b"key-%d" % number, None)
         for number in range(120):
             self._put(producer, b"filler", b"%d" % number + b"." * 500)
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
 
     def _put(self, producer: Producer, key: bytes, value: bytes | None) -> None:
         self.values[key] = value
@@ -107,7 +107,7 @@ def checkpoint(broker: Broker) -> int:
 
 def until_cleaned(broker: Broker, beyond: int) -> int:
     """Waits until the broker has cleaned beyond an offset; returns its checkpoint."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while (found := checkpoint(broker)) <= beyond:
         assert time.monotonic() < deadline, f"{CHECKPOINT} of {broker.data_directory} has {found}, not beyond {beyond}"
         time.sleep(0.05)
@@ -144,10 +144,10 @@ def test_one_program_goes_on_compacting_where_the_other_has_stopped(
 
 def until_in_sync(broker: Broker, brokers: set[int]) -> None:
     """Waits until the partition's ISR has these brokers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         partition = (
-            AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics[TOPIC].partitions[0]
+            AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=120).topics[TOPIC].partitions[0]
         )
         if set(partition.isrs) == brokers and partition.leader in brokers:
             return

@@ -136,7 +136,7 @@ async def altered(bootstrap: str) -> tuple[list[str], dict[tuple[int, str], Desc
             validated = await alter(client, kind, name, entries, validate_only=True)
             code = await alter(client, kind, name, entries, validate_only=False)
             answers.append(f"{ErrorCode(validated).name}, {ErrorCode(code).name}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             for kind, name, key in LAST:
                 while key not in await describe(client, kind, name):
                     pass
@@ -279,5 +279,5 @@ async def test_each_program_acts_on_what_the_other_has_stored(
         for client in brokers.values():
             await client.close()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         await scenario()

@@ -60,7 +60,7 @@ def lines(text: str) -> list[str]:
 def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
     server = f"--bootstrap-server {oracle.bootstrap}"
     admin = AdminClient({"bootstrap.servers": oracle.bootstrap})
-    admin.create_topics([NewTopic("configs-tool", 1, 1)])["configs-tool"].result(30)
+    admin.create_topics([NewTopic("configs-tool", 1, 1)])["configs-tool"].result(120)
 
     def theirs(arguments: str) -> str:
         return java_tool(oracle.jars, KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(server)).decode()
@@ -133,7 +133,7 @@ def test_both_tools_notify_brokers_of_a_change_in_zookeeper(real_kafka: RealKafk
     connect = str(real_kafka.properties["zookeeper.connect"])
     alter = "--alter --entity-type users --entity-name 'y z' --add-config SCRAM-SHA-256=[password=pw]"
     client = KazooClient(connect)
-    client.start(30)
+    client.start(120)
 
     def newest() -> tuple[dict[str, object], list[str]]:
         """The last notification, and the parts of the credential that is stored."""

@@ -19,7 +19,6 @@ COPIES = [Copy("librdkafka"), Copy("java-2.8")]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_the_coordinator_moves_between_the_programs(kafka_jars: Path, tmp_path: Path) -> None:
     properties = {**PROPERTIES, "transaction.state.log.num.partitions": 1}
     with (

@@ -51,14 +51,14 @@ def bootstrap(cluster: str) -> str:
     topics = [NewTopic("groups-a", 3, 1), NewTopic("groups-b", 2, 1), NewTopic(LONG_TOPIC, 1, 1)]
     admin = AdminClient({"bootstrap.servers": address})
     for created in admin.create_topics(topics).values():
-        created.result(30)
+        created.result(120)
     producer = Producer({"bootstrap.servers": address})
     now_ms = int(time.time() * 1000)
     for number in range(RECORDS):
         timestamp = now_ms - (RECORDS - number) * 3_600_000  # So far apart that it is no matter which tool asks first.
         for topic, partition in (("groups-a", number % 2), ("groups-b", 0), (LONG_TOPIC, 0)):
             producer.produce(topic, b"v", partition=partition, timestamp=timestamp)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     commit(address, "g-idle", {("groups-a", 0): 5, ("groups-a", 1): 7, ("groups-b", 0): 15})
     commit(address, ODD_GROUP, {("groups-a", 0): 1, (LONG_TOPIC, 0): 4})
     return address
@@ -121,7 +121,7 @@ def members(bootstrap: str) -> Iterator[None]:
 
 def wait_until_stable(bootstrap: str, groups: dict[str, int]) -> None:
     """Waits until the groups have so many members, all with what they have read committed."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         named = " ".join(f"--group {group}" for group in groups)
         # Until its first member has joined, a group is one that does not exist.

@@ -59,7 +59,7 @@ def answers(broker: Broker) -> dict[str, str]:
     long_name, directory = "x" * 220, str(broker.data_directory)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     for future in admin.create_topics([NewTopic(TOPIC, 1, 1), NewTopic(long_name, 1, 1)]).values():
-        future.result(60)
+        future.result(120)
     moves = {
         "present directory": (TOPIC, 0, directory),
         "no such directory": (TOPIC, 0, "/nowhere"),
@@ -93,7 +93,6 @@ def test_the_answers_are_kafkas(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ["klamm then Kafka", "Kafka then klamm"])
 def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, tmp_path: Path, running: Callable[[Any], Any], order: str
@@ -113,13 +112,13 @@ def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
 
     first.start()
     admin = AdminClient({"bootstrap.servers": first.bootstrap})
-    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(60)
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(120)
     producer = Producer({"bootstrap.servers": first.bootstrap, "batch.num.messages": 10, "enable.idempotence": True})
     expected = [b"%d" % number for number in range(RECORDS)]
     for value in expected:
         producer.produce(TOPIC, value.ljust(1_000, b"."))
         producer.poll(0)
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
 
     throttle(first, 200_000)
     (source,) = replicas(first)

@@ -60,16 +60,16 @@ def test_a_directory_of_a_killed_kafka(
     kafka.start()
     servers = {"bootstrap.servers": kafka.bootstrap}
     admin = AdminClient({**servers})
-    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(120)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         producer = Producer({**servers, "compression.type": codec, "linger.ms": 1, "enable.idempotence": True})
         for number in range(100):
             producer.produce("t", b"\xff%d" % number * 5, key=b"k" if number % 2 else None, headers={"a": b"b"})
             if number % 7 == 0:
                 producer.flush()
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
     transactional = Producer({**servers, "transactional.id": "tx"})
-    transactional.init_transactions(60)
+    transactional.init_transactions(120)
     for number in range(6):
         transactional.begin_transaction()
         transactional.produce("t", b"%d" % number)

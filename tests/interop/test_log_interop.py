@@ -245,7 +245,7 @@ def own_kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> Real
 
 def create_topic(kafka: RealKafka, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(120)
 
 
 def produce(kafka: RealKafka, topic: str, count: int) -> None:
@@ -263,9 +263,9 @@ def produce(kafka: RealKafka, topic: str, count: int) -> None:
             producer.produce(topic, b"%s %d" % (codec.encode(), i) * 5, key=b"%d" % i, headers={"a": b"b"})
             if i % 7 == 0:
                 producer.flush()
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(60)
+    producer.init_transactions(120)
     for i in range(10):
         producer.begin_transaction()
         producer.produce(topic, b"transaction %d" % i)

@@ -105,7 +105,7 @@ def test_the_story_of_a_partition_as_kafka_has_logged_it(
     first.start()
     second.start()
     admin = AdminClient({"bootstrap.servers": first.bootstrap})
-    admin.create_topics([NewTopic("t", 1, replica_assignment=[[2, 1]])])["t"].result(60)
+    admin.create_topics([NewTopic("t", 1, replica_assignment=[[2, 1]])])["t"].result(120)
     # On a busy machine the controller moves the leader before the broker knows that it is the leader.
     until(lambda: " starts at " in second.state_changes.read_text())
     second.stop()

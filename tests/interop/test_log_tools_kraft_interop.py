@@ -33,13 +33,13 @@ def test_the_files_of_a_killed_broker(
     )
     cluster.start()
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
+    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(120)
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "compression.type": "zstd", "linger.ms": 1})
     for number in range(500):
         producer.produce("t", b"value %d " % number * 20)
         if number % 5 == 0:
-            assert producer.flush(60) == 0
-    assert producer.flush(60) == 0
+            assert producer.flush(120) == 0
+    assert producer.flush(120) == 0
     broker = cluster.broker(1)
     broker.kill()
 

@@ -48,14 +48,14 @@ def test_kafkas_recovery_does_what_was_predicted(
     kafka = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))
     kafka.start()
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic("t", len(DAMAGES), 1)])["t"].result(60)
+    admin.create_topics([NewTopic("t", len(DAMAGES), 1)])["t"].result(120)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True, "linger.ms": 1})
     for number in range(300):
         for partition in range(len(DAMAGES)):
             producer.produce("t", b"value %d " % number * 6, partition=partition)
         if number % 5 == 0:
-            assert producer.flush(60) == 0
-    assert producer.flush(60) == 0
+            assert producer.flush(120) == 0
+    assert producer.flush(120) == 0
     kafka.kill()
     directory = kafka.data_directory
     for partition, damage in enumerate(DAMAGES):

@@ -129,14 +129,14 @@ def work(bootstrap: str) -> None:
     topic = NewTopic(TOPIC, 2, replica_assignment=[[0, 1], [1, 0]], config={"flush.messages": "1"})
     admin = AdminClient({**client})
     [created] = admin.create_topics([topic]).values()
-    created.result(30)
+    created.result(120)
     producer = Producer(client | {"transactional.id": "x"})
-    producer.init_transactions(30)
+    producer.init_transactions(120)
     producer.begin_transaction()
     for number in range(6):
         producer.produce(TOPIC, b"value", partition=number % 2)
         # One record a batch, so that all logs have the same size.
-        producer.flush(30)
+        producer.flush(120)
     producer.commit_transaction(30)
     consumer = Consumer(
         client | {"group.id": "g", "auto.offset.reset": "earliest", "isolation.level": "read_committed"}
@@ -153,7 +153,7 @@ def work(bootstrap: str) -> None:
 
 
 def scrape(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         return str(answer.read().decode())
 
 
@@ -188,7 +188,7 @@ def test_values_are_kafkas(kafka_brokers: list[tuple[str, str]], klamm_brokers: 
     for brokers in (kafka_brokers, klamm_brokers):
         work(brokers[0][0])
     for (_, kafka_url), (_, klamm_url) in zip(kafka_brokers, klamm_brokers, strict=True):
-        until(lambda: values(scrape(klamm_url)) == values(scrape(kafka_url)), timeout_s=30)  # noqa: B023
+        until(lambda: values(scrape(klamm_url)) == values(scrape(kafka_url)), timeout_s=120)  # noqa: B023
     assert {name for name, _ in values(scrape(kafka_brokers[0][1]))} == {*SAME, *SAME_OF_TOPIC}
 
 

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.durability.brokers import ProcessBrokers
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 KAFKA, KLAMM = 0, 1
 PROPERTIES: dict[str, str | int] = {
     "default.replication.factor": 1,

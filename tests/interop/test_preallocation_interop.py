@@ -39,7 +39,7 @@ def test_each_program_opens_what_the_other_has_preallocated(
 
     def create(bootstrap: str, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(120)
 
     klamm.start()
     create(klamm.bootstrap, "ours")

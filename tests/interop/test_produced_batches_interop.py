@@ -30,7 +30,7 @@ def kafka(kafka_jars: Path, real_zookeeper: RealZooKeeper, tmp_path_factory: pyt
 def create(bootstrap: str, *topics: NewTopic) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for made in admin.create_topics(list(topics)).values():
-        made.result(30)
+        made.result(120)
 
 
 async def test_what_kafka_answers(kafka: RealKafka) -> None:
@@ -58,7 +58,7 @@ def deliveries(bootstrap: str) -> dict[int, str]:
     for number in range(100):
         key = None if number % 10 == 3 else b"k"
         producer.produce("hundred", key=key, value=b"%d" % number, partition=0, on_delivery=delivered)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return errors
 
 

@@ -416,7 +416,7 @@ async def test_each_program_acts_on_the_quotas_that_the_other_has_stored(
     klamm = running(KlammBroker(tmp_path / "klamm", connect_string, broker_id=1))
     kafka.start()
     klamm.start()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         clients = {0: await connect(kafka.bootstrap), 1: await connect(klamm.bootstrap)}
 
         async def throttle_time_ms(broker: int, client_id: str) -> int:

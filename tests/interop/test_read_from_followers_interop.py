@@ -36,7 +36,7 @@ def test_either_program_sends_consumers_to_the_other(kafka_jars: Path, tmp_path:
         try:
             for leader, follower in PAIRS:
                 topic = f"of-{leader}-{follower}"
-                admin.create_topics([NewTopic(topic, 1, replica_assignment=[[leader, follower]])])[topic].result(30)
+                admin.create_topics([NewTopic(topic, 1, replica_assignment=[[leader, follower]])])[topic].result(120)
                 Librdkafka.write(brokers.bootstrap, topic, [Record(b"value")] * 500)
                 readers = [
                     RackReader(

@@ -62,12 +62,12 @@ class KafkaCluster:
     def create(self, topic: str, assignment: list[list[int]], *, with_records: bool = True) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         new = NewTopic(topic, num_partitions=len(assignment), replica_assignment=assignment)
-        admin.create_topics([new])[topic].result(30)
+        admin.create_topics([new])[topic].result(120)
         producer = Producer({"bootstrap.servers": self.bootstrap, "acks": "all", "log_level": 0})
         for number in range(len(assignment) if with_records else 0):
             for _ in range(RECORDS):
                 producer.produce(topic, RECORD, partition=number)
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
 
     def replicas(self, topic: str) -> list[list[int]]:
         view = ClusterOptions(self.bootstrap).call(lambda client: read_cluster(client, [topic]))
@@ -85,7 +85,7 @@ class KafkaCluster:
             if value is not None
         }
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s

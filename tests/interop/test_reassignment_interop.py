@@ -128,11 +128,11 @@ def test_log_directories(two_brokers: list[KlammBroker], kafka_jars: Path, tmp_p
         return verified
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(TOPIC, num_partitions=1, replica_assignment=[[0]])])[TOPIC].result(30)
+    admin.create_topics([NewTopic(TOPIC, num_partitions=1, replica_assignment=[[0]])])[TOPIC].result(120)
     producer = Producer({"bootstrap.servers": bootstrap})
     for number in range(5_000):
         producer.produce(TOPIC, b"%d" % number + bytes(200))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
     # Within the broker, to the directory where the replica is not.
     other = "two" if held(0) == ["one"] else "one"

@@ -39,7 +39,7 @@ class Kafka:
         data, stat = self.zookeeper.get(partition_state_path(topic, 0))
         return LeaderAndIsr.decode(topic, 0, data, stat.version)
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 90) -> None:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline_s
@@ -87,7 +87,7 @@ def test_a_recording_of_kafka_2_8_2_tells_of_a_killed_controller_and_of_election
         topics = [NewTopic("t", 1, replica_assignment=[[FIRST, SECOND]])]
         topics.append(NewTopic("alone", 1, replica_assignment=[[FIRST]]))
         for made in admin.create_topics(topics).values():
-            made.result(60)
+            made.result(120)
         kafka.brokers[FIRST].kill()
         kafka.until(lambda: (kafka.state("t").leader, kafka.state("alone").leader) == (SECOND, NO_LEADER))
         kafka.brokers[FIRST].start()

@@ -31,7 +31,7 @@ INCLUDE = {KAFKA_2_TOOL: "--topic-white-list", KAFKA_4_TOOL: "--topics-include"}
 def create(bootstrap: str, name: str, assignment: list[list[int]], **configs: str) -> None:
     topic = NewTopic(name, len(assignment), replica_assignment=assignment, config=configs)
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([topic])[name].result(30)
+    admin.create_topics([topic])[name].result(120)
 
 
 def produce(bootstrap: str, topic: str, keys: Callable[[int], bytes | None] = lambda number: None) -> None:
@@ -39,13 +39,13 @@ def produce(bootstrap: str, topic: str, keys: Callable[[int], bytes | None] = la
     producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 1, "enable.idempotence": True})
     for number in range(RECORDS):
         producer.produce(topic, b"value-%d" % number, keys(number), partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def wait_in_sync(bootstrap: str, topic: str, replicas: int = 3) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    while len(admin.list_topics(topic, timeout=30).topics[topic].partitions[0].isrs) < replicas:
+    while len(admin.list_topics(topic, timeout=120).topics[topic].partitions[0].isrs) < replicas:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -169,7 +169,7 @@ def test_replicas_that_kafka_has_compacted_at_different_times_are_equal(kafkas: 
     create(bootstrap, "compacted", [[0, 1, 2]], **configs)
     produce(bootstrap, "compacted", lambda number: b"key-%d" % (number % 3))
     sizes = [0, 0, 0]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not sizes[0] < sizes[2]:
         assert time.monotonic() < deadline
         time.sleep(0.5)

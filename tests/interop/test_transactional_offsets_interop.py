@@ -202,7 +202,7 @@ async def take_turns(turns: Sequence[Broker], end: Callable[[Broker], None]) -> 
         async with connected(broker) as client:
             if number == 0:
                 admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-                admin.create_topics([NewTopic(SOURCE, 3, 1)])[SOURCE].result(60)
+                admin.create_topics([NewTopic(SOURCE, 3, 1)])[SOURCE].result(120)
             for former in range(number):
                 assert await answers(client, former) == (BEGUN if former == number - 1 else ENDED)
             for is_committed, transaction in prepared.items():

@@ -54,7 +54,7 @@ def topic(bootstrap: str, request: pytest.FixtureRequest) -> str:
 
 def create_topic(bootstrap: str, name: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, partitions, 1, config={"max.message.bytes": "10000"})])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, 1, config={"max.message.bytes": "10000"})])[name].result(120)
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def cluster(bootstrap: str) -> AsyncIterator[tuple[ClusterClient, Callable
         )
 
     try:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(120):
             yield client, producer
     finally:
         await client.close()

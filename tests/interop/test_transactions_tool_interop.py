@@ -66,7 +66,7 @@ ALL = pytest.mark.parametrize("tool", ["real_kafka", *SERVERS], indirect=True)
 def topic(tool: Tool, request: pytest.FixtureRequest) -> str:
     name = f"tool-{request.node.originalname.removeprefix('test_')[:40]}"
     admin = AdminClient({"bootstrap.servers": tool.bootstrap})
-    admin.create_topics([NewTopic(name, 2, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(120)
     return name
 
 
@@ -105,7 +105,7 @@ def hang(tool: Tool, topic: str) -> Identity:
             is_transactional=True,
         )
         request = produce_request((topic, 1), batch, acks=-1, timeout_ms=10_000, transactional_id=f"{topic}-hanging")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 response = await client.send_to_leader(topic, 1, ApiKey.PRODUCE, lambda version: request)
                 if response.responses[0].partition_responses[0].error_code == 0:

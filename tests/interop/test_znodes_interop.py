@@ -19,7 +19,7 @@ from support.oracles import RealKafka, RealZooKeeper
 
 pytestmark = pytest.mark.loop("uvloop")
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def test_kafka_understands_what_we_write(real_kafka: RealKafka, real_zooke
         await store.add_partitions("ours", {2: [0]})
         await there(client, topics.partition_state_path("ours", 2))
         while True:
-            listed = await loop.run_in_executor(None, lambda: admin.list_topics("ours", timeout=30))
+            listed = await loop.run_in_executor(None, lambda: admin.list_topics("ours", timeout=120))
             if len(partitions := listed.topics["ours"].partitions) == 3:
                 break
         assert {number: partition.replicas for number, partition in partitions.items()} == {0: [0], 1: [0], 2: [0]}
@@ -195,7 +195,7 @@ async def test_kafka_sees_our_brokers(real_kafka: RealKafka, real_zookeeper: Rea
         )
         await store.register_broker(registration)
         while True:
-            listed = await asyncio.get_running_loop().run_in_executor(None, lambda: admin.list_topics(timeout=30))
+            listed = await asyncio.get_running_loop().run_in_executor(None, lambda: admin.list_topics(timeout=120))
             if 77 in listed.brokers:
                 break
         assert (listed.brokers[77].host, listed.brokers[77].port) == ("127.0.0.1", 1)

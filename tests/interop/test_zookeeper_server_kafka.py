@@ -25,9 +25,9 @@ def wait_for_metadata(kafka: RealKafka, topics: set[str]) -> None:
     """Kafka says that it has started before its controller has told it of brokers and topics; a client that asks in
     between does not ask again for minutes."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while True:
-        metadata = admin.list_topics(timeout=30)
+        metadata = admin.list_topics(timeout=120)
         known = {name for name, topic in metadata.topics.items() if topic.error is None}
         if metadata.controller_id == 0 and topics <= known:
             return
@@ -36,7 +36,7 @@ def wait_for_metadata(kafka: RealKafka, topics: set[str]) -> None:
 
 def create_topic(kafka: RealKafka, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)])[topic].result(60)
+    admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS, replication_factor=1)])[topic].result(120)
 
 
 def produce(kafka: RealKafka, topic: str, first: int, count: int) -> None:
@@ -50,7 +50,7 @@ def produce(kafka: RealKafka, topic: str, first: int, count: int) -> None:
             partition=number % PARTITIONS,
             on_delivery=lambda error, _: errors.append(error) if error else None,
         )
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
     assert errors == []
 
 
@@ -119,7 +119,7 @@ def test_a_kafka_broker_lives_on_the_embedded_server(
     client.start()
     gone = client.handler.event_object()
     if client.exists("/brokers/ids/0", watch=lambda event: gone.set()):
-        assert gone.wait(30)
+        assert gone.wait(120)
     client.stop()
     client.close()
     kafka.start()

@@ -48,7 +48,7 @@ from kazoo.tests import (  # noqa: E402
 )
 
 # kazoo's tests join their threads without a limit: a thread that a failed test left in wait would hold up all others.
-JOIN_TIMEOUT_S = 60
+JOIN_TIMEOUT_S = 120
 
 
 class BoundedThread(threading.Thread):

@@ -85,7 +85,7 @@ class Scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         writer.write(sent)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 return await reader.read()
         finally:
             writer.close()
@@ -95,7 +95,7 @@ class Scene:
         writer.write(sent)
         writer.write_eof()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 return await reader.read()
         finally:
             writer.close()
@@ -105,7 +105,7 @@ class Scene:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0)
 
@@ -316,7 +316,7 @@ async def test_a_body_is_asked_for_only_if_it_may_come() -> None:
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
             writer.write(b"POST /body HTTP/1.1\r\nExpect: 100-continue\r\n" + fields + HOST)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(120):
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(told)
             writer.close()
     async with playing() as scene:
@@ -357,7 +357,7 @@ async def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         writer.write(f"GET /{path} HTTP/1.0\r\n\r\n".encode())
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert answer.endswith(b"\r\n\r\n" + {"echo": b"{}", "lines": b"0\n1\n2\n"}[path])
@@ -371,7 +371,7 @@ async def test_a_client_that_ends_its_side_keeps_no_answer_going(monkeypatch: py
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         writer.write(b"GET /quiet HTTP/1.1\r\n" + HOST)
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             with contextlib.suppress(ConnectionResetError):
                 await reader.read()
             await scene.ended.wait()
@@ -395,7 +395,7 @@ async def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.Monk
     monkeypatch.setattr(http, "LINGER_S", 0.05)
     async with playing() as scene:
         _, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             with contextlib.suppress(ConnectionError):
                 while True:
                     writer.write(bytes(65536))
@@ -409,7 +409,7 @@ async def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyP
     async with playing() as scene:
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
         writer.write(b"GET /echo HTTP/1.1\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
 
@@ -518,7 +518,7 @@ async def test_the_end_waits_for_answers_to_be_read_but_not_for_long() -> None:
     async with playing() as scene:
         writer = await connect(scene, b"GET /quiet HTTP/1.1\r\n" + HOST)
         await until(lambda: any(each._is_answering for each in scene.server._connections))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await scene.server.finish(0.01)
             await scene.ended.wait()
         writer.close()
@@ -540,7 +540,7 @@ async def test_a_client_that_does_not_read_is_not_written_to_and_its_end_ends_th
             await asyncio.sleep(0.05)
         assert scene.made < 1000
         writer.transport.abort()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await scene.ended.wait()
 
 
@@ -550,7 +550,7 @@ async def test_a_client_that_does_not_read_for_long_is_cut_off(monkeypatch: pyte
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port, limit=1024)
         writer.write(b"GET /endless HTTP/1.1\r\n" + HOST)
         await reader.readline()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await scene.ended.wait()
         writer.close()
 

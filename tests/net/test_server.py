@@ -109,7 +109,7 @@ class Harness:
         return self.releases.setdefault(body, asyncio.get_running_loop().create_future())
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not condition():
                 self.new_start.clear()
                 await self.new_start.wait()
@@ -124,7 +124,7 @@ async def running(**options: Any) -> AsyncIterator[Harness]:
     await harness.server.bind()
     await harness.server.start()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             yield harness
     finally:
         await harness.server.stop(0)

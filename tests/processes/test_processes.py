@@ -26,14 +26,14 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proce
         yield started
 
 
-def ask(server: ServerProcess, line: bytes = b"hello\n", timeout_s: float = 10) -> bytes:
+def ask(server: ServerProcess, line: bytes = b"hello\n", timeout_s: float = 120) -> bytes:
     assert server.details is not None
     with socket.create_connection(("127.0.0.1", server.details["port"]), timeout_s) as connection:
         connection.sendall(line)
         return connection.recv(100)
 
 
-def ends(pids: list[int], timeout_s: float = 20) -> bool:
+def ends(pids: list[int], timeout_s: float = 120) -> bool:
     """Waits until the processes have ended."""
     for pid in pids:
         try:

@@ -71,8 +71,21 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
+    let_workers_take_their_time(session)
     yield session
     session.stop()
+
+
+def let_workers_take_their_time(session: "SparkSession") -> None:
+    """Spark has no setting for how long a Python worker that it starts may take to connect back: ten seconds."""
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    find = getattr(jvm.java.lang.Class, "forName")  # noqa: B009  # a name of Java's
+    of_unsafe = find("sun.misc.Unsafe").getDeclaredField("theUnsafe")
+    of_unsafe.setAccessible(True)
+    unsafe = of_unsafe.get(None)
+    limit = find("org.apache.spark.api.python.PythonWorkerFactory$").getDeclaredField("PROCESS_WAIT_TIMEOUT_MS")
+    unsafe.putInt(unsafe.staticFieldBase(limit), unsafe.staticFieldOffset(limit), 300_000)
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,6 @@ def test_a_stream_and_a_batch(spark: "SparkSession", brokers: RealKafka | Cluste
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("spark_environment")
 def test_a_stream_whose_workers_executors_and_drivers_are_killed_and_whose_tasks_run_twice(
     brokers: RealKafka | Cluster, tmp_path: Path
@@ -115,4 +114,4 @@ def end_what_is_open(bootstrap: str, topic: str) -> None:
     for task in range(2):
         for attempt in range(4):
             producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{task}-{attempt}"})
-            producer.init_transactions(30)
+            producer.init_transactions(120)

@@ -75,7 +75,7 @@ def kafka(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         broker.start()
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         topic = NewTopic("everything", 5, 1, config={"retention.ms": "-1"})
-        admin.create_topics([topic])["everything"].result(30)
+        admin.create_topics([topic])["everything"].result(120)
         write_all_kinds(broker.bootstrap, "everything")
         write_transactions(broker.bootstrap, "everything")
         yield broker.bootstrap
@@ -126,7 +126,7 @@ def test_a_stream_has_the_same_rows_and_takes_over_a_checkpoint(
         reader = spark.readStream.format(source).option("kafka.bootstrap.servers", cluster.bootstrap)
         frame = reader.option("subscribe", name).option("startingOffsets", "earliest").load()
         writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{to}.checkpoint")
-        assert writer.trigger(availableNow=True).start(f"{tmp_path}/{to}").awaitTermination(100)
+        assert writer.trigger(availableNow=True).start(f"{tmp_path}/{to}").awaitTermination(120)
 
     run("klamm", "ours")
     run("kafka", "theirs")
@@ -150,7 +150,7 @@ def test_a_stream_is_as_far_behind_as_the_java_connectors(
         frame = reader.options(subscribe=name, startingOffsets="earliest", maxOffsetsPerTrigger=17).load()
         writer = frame.writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/{source}")
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(100)
+        assert query.awaitTermination(120)
         return [each for each in query.recentProgress if each.numInputRows]
 
     ours = [lag.metrics for each in progress("klamm") for lag in lags(each)]
@@ -179,7 +179,7 @@ def test_a_checkpoint_with_an_uncommitted_first_batch_is_refused_until_the_java_
         reader = reader.option("subscribe", name).option("startingOffsets", "latest")
         writer = reader.load().writeStream.foreachBatch(keep)
         query = writer.option("checkpointLocation", f"{tmp_path}/checkpoint").trigger(availableNow=True).start()
-        assert query.awaitTermination(100)
+        assert query.awaitTermination(120)
 
     produce(cluster.bootstrap, name, numbered(4))
     with pytest.raises(StreamingQueryException, match="this batch is to fail"):
@@ -272,7 +272,7 @@ def test_it_streams_from_klamm_to_klamm(
         writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", cluster.bootstrap)
         writer = writer.option("topic", to).option("checkpointLocation", f"{tmp_path}/checkpoint")
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(100)
+        assert query.awaitTermination(120)
         return len([progress for progress in query.recentProgress if progress.numInputRows])
 
     def written() -> list[bytes]:

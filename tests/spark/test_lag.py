@@ -180,8 +180,8 @@ def test_the_lag_of_two_sources_of_a_query(
         writer = frames[0].union(frames[1]).writeStream.format("noop").queryName("two")
         query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
         assert query.awaitTermination(120)
-        cluster.until(lambda: len(found) >= 4, timeout=30)
-        cluster.until(lambda: not listener.latest, timeout=30)
+        cluster.until(lambda: len(found) >= 4, timeout=120)
+        cluster.until(lambda: not listener.latest, timeout=120)
     finally:
         spark.streams.removeListener(listener)
     first, second = TopicPartition(names[0], 0), TopicPartition(names[0], 1)

@@ -219,7 +219,7 @@ def test_a_topic_that_grows_under_a_batch_query(
 
 def grow(cluster: Cluster, topic: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(120)
     cluster.until(lambda: cluster.leader(topic, partitions - 1) is not None)
 
 
@@ -240,7 +240,7 @@ def test_a_topic_that_goes_away_and_grows_under_streams(
         cluster.delete_topic(name)
         gate.open()
         with pytest.raises(StreamingQueryException, match=f"DataLoss: topic {name} no longer exists"):
-            strict.query.awaitTermination(60)
+            strict.query.awaitTermination(120)
     cluster.until(lambda: tolerant.rows)
     begin = len(tolerant.rows)
     assert 0 < begin < 600
@@ -281,7 +281,7 @@ def test_a_corrupt_batch_on_disk(spark: "SparkSession", klamm_helper: Helper, tm
             rows_of(reader(spark, cluster.bootstrap, "t").load())
         stream = Stream(spark, cluster.bootstrap, "t", tmp_path)
         with pytest.raises(StreamingQueryException, match=told):
-            stream.query.awaitTermination(60)
+            stream.query.awaitTermination(120)
         assert rows_of(reader(spark, cluster.bootstrap, "t", endingOffsets='{"t": {"0": 40}}').load()) == rows(40)
 
 

@@ -111,7 +111,6 @@ def test_a_query_goes_on_after_its_worker_was_killed(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_stream_whose_workers_and_executors_are_killed_and_whose_tasks_run_twice(
     java: None, spark_environment: dict[str, str], cluster: Cluster, topic: MakeTopic, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def test_a_table_and_a_view(spark, cluster, topic, tmp_path):
             .trigger(availableNow=True)
             .start()
         )
-        assert stream.awaitTermination(60)
+        assert stream.awaitTermination(300)
         assert sorted(map(present, values_read(cluster, first)[0])) == [b"0", b"1"]
         assert sorted(map(present, values_read(cluster, second)[0])) == [b"0", b"1", b"2"]
     finally:

@@ -112,7 +112,6 @@ def run(program: str, directory: Path, bare: Path, **values: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_register_says_the_line_that_helps_and_it_does(
     java: None, cluster: Cluster, tmp_path: Path, bare: Path
 ) -> None:
@@ -123,7 +122,6 @@ def test_register_says_the_line_that_helps_and_it_does(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_the_tutorial_needs_no_activated_environment(java: None, tmp_path: Path, bare: Path) -> None:
     run(TUTORIAL, tmp_path, bare, PAGE=str(ROOT / "docs" / "spark-tutorial.md"))
 

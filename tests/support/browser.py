@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 # A page that does not come to show something in this time is broken, even on a busy machine.
-PATIENCE_MS = 30_000
+PATIENCE_MS = 120_000
 
 
 def chromium() -> str | None:

@@ -11,7 +11,7 @@ import aiokafka
 import confluent_kafka
 import kafka
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 # Room for records of about a megabyte, which is more than some clients allow by default.
 MAX_REQUEST_BYTES = 2_000_000

@@ -111,12 +111,12 @@ class PageServer(Generic[S]):
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._is_open.wait(60)
+        assert self._is_open.wait(120)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(60)
+        self._thread.join(120)
         assert self.faults == []
 
 

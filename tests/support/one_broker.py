@@ -59,7 +59,7 @@ class Client:
         return await self.request(api_key, version, messages.request_class(api_key)(**fields))
 
     async def receive(self) -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             (size,) = struct.unpack(">i", await self.reader.readexactly(4))
             return await self.reader.readexactly(size)
 
@@ -76,7 +76,7 @@ class Client:
     async def is_closed(self) -> bool:
         """Waits for the broker to close the connection; False if it sends something instead."""
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 return await self.reader.read(1) == b""
         except ConnectionResetError:
             return True
@@ -263,7 +263,7 @@ async def running(
     tmp_path: Path,
     *,
     may_fail: bool = False,
-    limit_s: float = 120,
+    limit_s: float = 900,
     authorizer: Authorizer | None = None,
     **properties: Any,
 ) -> AsyncIterator[tuple[OneBroker, Client]]:

@@ -199,13 +199,13 @@ class JavaServer(ABC):
         assert self.process is None or not self.process.alive(), f"{self.name} is running already"
         self.process = ManagedProcess(self.name, self._command(), self.log)
 
-    def start(self, timeout_s: float = 60) -> None:
+    def start(self, timeout_s: float = 120) -> None:
         """Starts the process and returns when it serves."""
         self.launch()
         self.wait_ready(timeout_s)
 
     @abstractmethod
-    def wait_ready(self, timeout_s: float = 60) -> None: ...
+    def wait_ready(self, timeout_s: float = 120) -> None: ...
 
     def stop(self) -> None:
         """An orderly end (SIGTERM). Idempotent."""
@@ -265,7 +265,7 @@ class RealZooKeeper(JavaServer):
         """The connect string for clients."""
         return self.address
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 120) -> None:
         # What the log says differs between versions; that a client gets a session does not.
         self._client(timeout_s).stop()
 
@@ -280,11 +280,11 @@ class RealZooKeeper(JavaServer):
 
     def words(self, command: str) -> str:
         """The answer to one of ZooKeeper's four-letter words."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection:
             connection.sendall(command.encode())
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
-    def wait_until_gone(self, path: str, timeout_s: float = 60) -> None:
+    def wait_until_gone(self, path: str, timeout_s: float = 120) -> None:
         """Waits until the znode does not exist: an ephemeral one, after its owner was killed."""
         gone = threading.Event()
         client = self._client(timeout_s)
@@ -394,7 +394,7 @@ class RealKafka(JavaServer):
         """The bootstrap address for clients."""
         return self.address
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 120) -> None:
         assert self.process is not None
         self.process.wait_for(r"started \(kafka\.server\.KafkaServer\)", timeout_s)
         # Kafka says so before its controller has told it of any broker. librdkafka, told then that there is no
@@ -452,7 +452,7 @@ class RealKraft:
     def broker(self, broker_id: int) -> "_KraftBroker":
         return self.brokers[broker_id - 1]
 
-    def start(self, timeout_s: float = 90) -> None:
+    def start(self, timeout_s: float = 120) -> None:
         for broker in self.brokers:
             broker.launch()
         for broker in self.brokers:
@@ -501,11 +501,11 @@ class _KraftBroker(JavaServer):
             **properties,
         }
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 120) -> None:
         assert self.process is not None
         self.process.wait_for(r"Transition from STARTING to STARTED", timeout_s)
         deadline_s = time.monotonic() + timeout_s
-        while self.broker_id not in AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=60).brokers:
+        while self.broker_id not in AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=120).brokers:
             if time.monotonic() > deadline_s:
                 raise ProcessFailed(f"{self.name} is not in its own metadata after {timeout_s} s")
 

@@ -5,7 +5,7 @@ import uuid
 
 from confluent_kafka import Consumer, TopicPartition
 
-TIMEOUT_SECONDS = 90
+TIMEOUT_SECONDS = 120
 
 
 def consume(bootstrap: str, topic: str, isolation: str) -> list[tuple[int, bytes | None, bytes | None]]:

@@ -20,7 +20,7 @@ from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing.cluster import Cluster
 
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 def options_of(cluster: Cluster) -> ClientOptions:

@@ -34,7 +34,7 @@ class AtMostThreePartitions(CreateTopicPolicy):
     def validate(self, request: NewTopicRequest) -> None:
         asked.append(request)
         if request.topic == "slow":
-            may_answer.wait(30)
+            may_answer.wait(120)
         if request.topic == "raises":
             raise ZeroDivisionError("the policy has a fault")
         if request.topic == "exits":

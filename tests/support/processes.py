@@ -94,7 +94,7 @@ class ManagedProcess:
         with self._changed:
             return "".join(self._lines)
 
-    def wait_for(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout_s: float = 120) -> re.Match[str]:
         """Waits until a line of the output matches; ProcessFailed when the process ends or time runs out before."""
         expression = re.compile(pattern)
         seen = 0
@@ -126,7 +126,7 @@ class ManagedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, number)
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = 120) -> int:
         """The exit code, when the process has ended by itself."""
         try:
             code = self.popen.wait(timeout_s)
@@ -135,7 +135,7 @@ class ManagedProcess:
         self._reader.join(5)
         return code
 
-    def stop(self, timeout_s: float = 60, number: int = signal.SIGTERM) -> int:
+    def stop(self, timeout_s: float = 120, number: int = signal.SIGTERM) -> int:
         """Asks the process to end (SIGTERM to it alone) and waits; returns its exit code."""
         if self.alive():
             self.popen.send_signal(number)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def until(holds: Callable[[], object], timeout_s: float = 60) -> None:
+def until(holds: Callable[[], object], timeout_s: float = 120) -> None:
     """Returns when `holds()` is true. AssertionError when that takes too long."""
     deadline_s = time.monotonic() + timeout_s
     while not holds():

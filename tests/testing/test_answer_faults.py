@@ -30,13 +30,13 @@ def produce(c: Cluster, topic: str, values: list[str], **config: Any) -> list[Ka
     producer = Producer({"bootstrap.servers": c.bootstrap, "client.id": "x", "linger.ms": 0} | config)
     for value in values:
         producer.produce(topic, value, partition=0, on_delivery=lambda error, _: errors.append(error))
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
     return errors
 
 
 def values_of(c: Cluster, topic: str) -> list[str]:
     consumer = Consumer({"bootstrap.servers": c.bootstrap, "group.id": "reader"})
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=20)
+    low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=120)
     consumer.assign([TopicPartition(topic, 0, low)])
     values: list[str] = []
     while len(values) < high - low:
@@ -61,7 +61,7 @@ def test_once_is_once_in_the_whole_cluster(c: Cluster) -> None:
     producer = Producer({"bootstrap.servers": c.bootstrap, "enable.idempotence": True})
     for partition in range(6):
         producer.produce("spread", b"v", partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     fault.wait()
     assert fault.hits == 1
 
@@ -81,7 +81,7 @@ def clients_that_never_stop(c: Cluster, topic: str) -> Iterator[list[str]]:
                 partition=partition,
                 on_delivery=lambda error, _: errors.append(error.name()) if error else None,
             )
-            producer.flush(30)
+            producer.flush(120)
 
     clients = [threading.Thread(target=send, args=(partition,)) for partition in range(3)]
     for client in clients:
@@ -163,7 +163,7 @@ def test_requests_between_brokers_fail_too(c: Cluster) -> None:
     fault = c.fail(api="Fetch", error="KAFKA_STORAGE_ERROR", broker=leader, topic="followed", times=3)
     producer = Producer({"bootstrap.servers": c.bootstrap, "acks": "all"})
     producer.produce("followed", b"v", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     fault.wait(hits=3)
     refused = c.fail(api="LeaderAndIsr", error="STALE_BROKER_EPOCH", broker=leader)
     c.create_topic("refused", partitions=3, replication_factor=1)
@@ -183,7 +183,7 @@ def test_a_delay_can_last_until_it_is_removed(c: Cluster) -> None:
     assert producer.flush(0) == 1
     assert delivered == []
     fault.remove()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert delivered == ["None"]
 
 

@@ -49,7 +49,7 @@ def consume(cluster: Cluster, topic: str, count: int) -> list[bytes]:
     return values
 
 
-def ended(pid: int, timeout_s: float = 20) -> bool:
+def ended(pid: int, timeout_s: float = 120) -> bool:
     """Waits until a process has ended."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -455,5 +455,5 @@ def test_a_reserved_port_is_given_to_nobody_but_who_names_it() -> None:
 def test_its_brokers_give_no_leadership_back_by_themselves(one: Cluster) -> None:
     admin = AdminClient({"bootstrap.servers": one.bootstrap})
     broker = ConfigResource(ConfigResource.Type.BROKER, "0")
-    configs = admin.describe_configs([broker])[broker].result(30)
+    configs = admin.describe_configs([broker])[broker].result(120)
     assert configs["auto.leader.rebalance.enable"].value == "false"

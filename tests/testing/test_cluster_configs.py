@@ -32,12 +32,12 @@ def change(admin: AdminClient, kind: Any, name: str, key: str, value: str | None
     operation = DELETE if value is None else SET
     entries = [ConfigEntry(key, value, incremental_operation=operation)]
     resource = ConfigResource(kind, name, incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    admin.incremental_alter_configs([resource])[resource].result(120)
 
 
 def described(admin: AdminClient, kind: Any, name: str, key: str) -> str:
     resource = ConfigResource(kind, name)
-    value: str = admin.describe_configs([resource])[resource].result(30)[key].value
+    value: str = admin.describe_configs([resource])[resource].result(120)[key].value
     return value
 
 

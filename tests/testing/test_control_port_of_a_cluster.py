@@ -11,7 +11,7 @@ from klamm.testing import Cluster, ClusterError, Helper
 
 
 def ask(c: Cluster, method: str, path: str, body: Any = None) -> Any:
-    connection = HTTPConnection(c.control_url.removeprefix("http://"), timeout=60)
+    connection = HTTPConnection(c.control_url.removeprefix("http://"), timeout=120)
     headers = {"Authorization": f"Bearer {c.control_token}", "Content-Type": "application/json"}
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     response = connection.getresponse()
@@ -31,7 +31,7 @@ def test_a_fault_and_a_killed_broker_over_http(klamm_helper: Helper) -> None:
         installed = ask(c, "POST", "/v1/faults", fault)
         producer = Producer({"bootstrap.servers": cluster["bootstrap"], "retry.backoff.ms": 10})
         producer.produce("t", b"v")
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         assert ask(c, "GET", f"/v1/faults/{installed['id']}?hits=2&timeout_ms=30000")["hits"] == 2
         assert ask(c, "DELETE", "/v1/faults") == {}
         to = c.replicas("t")[1]

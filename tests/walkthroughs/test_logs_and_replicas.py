@@ -30,7 +30,7 @@ def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
         producer = Producer({"bootstrap.servers": started.bootstrap, "acks": "all"})
         for number in range(RECORDS):
             producer.produce(TOPIC, b"%d" % number, partition=number % PARTITIONS)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         started.until(lambda: not started.under_replicated())
         yield started
 

@@ -37,7 +37,7 @@ class Told:
         self._called.set()
 
     async def wait(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await self._called.wait()
         self._called.clear()
 

@@ -71,7 +71,7 @@ class Scene:
 
 @asynccontextmanager
 async def playing(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with asyncio.timeout(30), AsyncExitStack() as stack:
+    async with asyncio.timeout(120), AsyncExitStack() as stack:
         scene = Scene()
         server = ZooKeeperServer(scene.environment, str(tmp_path))
         await server.start()

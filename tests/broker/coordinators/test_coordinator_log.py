@@ -182,7 +182,7 @@ async def test_a_fault_of_the_program_is_heard_by_those_who_wait(tmp_path, monke
         with monkeypatch.context() as patched:
             patched.setattr(cluster.broker.parts.replica_manager, "append_records", fail)
             appends = [log.append(0, [(b"a", b"1")]), log.append(0, [(b"b", b"2")])]
-            ended = await asyncio.wait_for(asyncio.gather(*appends, return_exceptions=True), 10)
+            ended = await asyncio.wait_for(asyncio.gather(*appends, return_exceptions=True), 120)
             assert [str(one) for one in ended] == ["a fault", "a fault"]
         assert await log.append(0, [(b"a", b"1")]) == Appended(NONE, 0)
 

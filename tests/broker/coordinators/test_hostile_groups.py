@@ -161,7 +161,7 @@ async def test_groups_of_hostile_records(tmp_path: Path) -> None:
         await until(lambda: not cluster.broker.parts.groups.is_loading)
         await ask_everything(client, hostile)
         for group in GROUPS:
-            await asyncio.wait_for(take_part(client, hostile, group), 30)
+            await asyncio.wait_for(take_part(client, hostile, group), 120)
         end_transaction(cluster, hostile, producer_ids[2])
         for group in GROUPS:
             await client.ask(ApiKey.OFFSET_FETCH, group_id=group, topics=None, require_stable=True)

@@ -43,7 +43,7 @@ class Scene:
         )
 
     async def ask(self, number: int = 0) -> int:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             response = await self.channel.send(
                 ApiKey.ALTER_ISR,
                 lambda version: REQUEST(broker_id=number, broker_epoch=1, topics=[]),

@@ -240,7 +240,7 @@ async def test_a_broker_that_cannot_do_what_is_finalized_does_not_serve(tmp_path
         store: KafkaZooKeeper = cluster.broker.zookeeper.store
         features = Features(FeatureStatus.ENABLED, {"f": FinalizedVersions(1, 2)})
         await store.client.set(FEATURE_PATH, features.encode())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             reason = await cluster.broker.failure
         assert isinstance(reason, BrokerStartError) and "'f'" in str(reason)
         await cluster.broker.stop()

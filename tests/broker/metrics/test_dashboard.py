@@ -117,13 +117,13 @@ def prometheus(directory: Path, ports: list[int]) -> Iterator[Callable[[str], li
         for name, value in VARIABLES.items():
             query = query.replace(name, value)
         parameters = urllib.parse.urlencode({"query": query})
-        with urllib.request.urlopen(f"http://{address}/api/v1/query?{parameters}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{address}/api/v1/query?{parameters}", timeout=120) as answer:
             found: dict[str, Any] = json.load(answer)
         return [float(series["value"][1]) for series in found["data"]["result"]]
 
     def is_ready() -> bool:
         try:
-            with urllib.request.urlopen(f"http://{address}/-/ready", timeout=20) as answer:
+            with urllib.request.urlopen(f"http://{address}/-/ready", timeout=120) as answer:
                 return bool(answer.status == 200)
         except OSError:
             assert process.poll() is None, "prometheus has ended"
@@ -151,7 +151,7 @@ def under_load(bootstrap: str) -> Iterator[None]:
         producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "x"})
         consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "auto.offset.reset": "earliest"})
         consumer.subscribe([TOPIC])
-        producer.init_transactions(30)
+        producer.init_transactions(120)
         while not ended.is_set():
             producer.begin_transaction()
             for number in range(10):

@@ -307,7 +307,7 @@ async def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> N
         await cluster.broker.parts.controller._trigger_controller_move()
         rest = await following.body()
         assert json.loads(rest.splitlines()[-1])["text"] == "Resigned"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while cluster.broker.parts.controller.state_changes._followers:  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.01)
 

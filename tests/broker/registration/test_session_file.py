@@ -81,6 +81,7 @@ async def test_after_a_power_failure_a_start_waits_for_the_end_of_the_former_ses
         await cluster.kill_broker()
         successor = Broker(cluster.config(), OtherBoot())
         await successor.start()
+        await successor.wait_until_known()  # by the controller, which it is itself
         assert not set(owners(cluster)) & set(former)
         assert successor.parts.controller.is_active
         await successor.stop()

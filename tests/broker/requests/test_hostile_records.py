@@ -81,7 +81,7 @@ async def test_hostile_batches(tmp_path: Path) -> None:
             await client.create_topic(topic, 1, **configs)
         for seed in seeds(40):
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     await play(client, seed)
                 assert not cluster.broker.failure.done(), cluster.broker.failure
             except BaseException as error:

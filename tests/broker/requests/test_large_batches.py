@@ -147,7 +147,7 @@ async def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -
 
 async def test_what_follows_on_the_connection_does_not_overtake(tmp_path: Path) -> None:
     environment = HeldWorker()
-    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+    async with asyncio.timeout(120), OneBroker(tmp_path, environment=environment) as cluster:
         client, other = await cluster.connect(), await cluster.connect()
         await client.create_topic("t", cleanup_policy="compact")
         of_producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
@@ -164,7 +164,7 @@ async def test_what_follows_on_the_connection_does_not_overtake(tmp_path: Path) 
 
 async def test_who_leads_no_more_when_it_is_looked_into_does_not_append(tmp_path: Path) -> None:
     environment = HeldWorker()
-    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+    async with asyncio.timeout(120), OneBroker(tmp_path, environment=environment) as cluster:
         client, other = await cluster.connect(), await cluster.connect()
         await client.create_topic("t", cleanup_policy="compact")
         client.send_raw(frame(1, "t", large()))
@@ -178,7 +178,7 @@ async def test_a_worker_that_dies_is_an_error_that_clients_retry(tmp_path: Path)
     environment = HeldWorker()
     environment.dies = True
     environment.may_work.set()
-    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+    async with asyncio.timeout(120), OneBroker(tmp_path, environment=environment) as cluster:
         client = await cluster.connect()
         await client.create_topic("t", cleanup_policy="compact")
         assert (await client.produce("t", 0, large())).error_code == ErrorCode.KAFKA_STORAGE_ERROR
@@ -190,7 +190,7 @@ async def test_a_worker_that_dies_is_an_error_that_clients_retry(tmp_path: Path)
 @pytest.mark.parametrize("acks", [0, -1])
 async def test_nothing_is_looked_into_for_who_has_hung_up(tmp_path: Path, acks: int) -> None:
     environment = HeldWorker()
-    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+    async with asyncio.timeout(120), OneBroker(tmp_path, environment=environment) as cluster:
         client, other = await cluster.connect(), await cluster.connect()
         await other.create_topic("t", cleanup_policy="compact")
         client.send_raw(frame(1, "t", large(), acks))
@@ -202,7 +202,7 @@ async def test_nothing_is_looked_into_for_who_has_hung_up(tmp_path: Path, acks: 
 
 async def test_a_topic_that_is_configured_anew_meanwhile_has_its_way(tmp_path: Path) -> None:
     environment = HeldWorker()
-    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+    async with asyncio.timeout(120), OneBroker(tmp_path, environment=environment) as cluster:
         client = await cluster.connect()
         await client.create_topic("t", compression_type="zstd")
         keyless = build_batch([Record(None, b"v")] * LARGE)

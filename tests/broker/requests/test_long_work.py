@@ -22,7 +22,7 @@ class HeldFile(SystemFile):
     def sync(self) -> None:
         if f"/{HELD}-" in self.path:
             HeldFile.waiting += 1
-            assert self.release.wait(60)
+            assert self.release.wait(120)
         super().sync()
 
     def read_cached(self, position: int, size_bytes: int) -> bytearray | None:
@@ -34,7 +34,7 @@ class HeldFiles(SystemFileSystem):
 
     def remove(self, path: str) -> None:
         if f"/{HELD}-" in path:
-            assert HeldFile.release.wait(60)
+            assert HeldFile.release.wait(120)
         super().remove(path)
 
 
@@ -46,7 +46,7 @@ async def test_reads_and_deletions_of_records_are_answered_while_all_threads_of_
     environment.file_system = HeldFiles()
     HeldFile.release.clear()
     HeldFile.waiting = 0
-    async with asyncio.timeout(60), OneBroker(tmp_path, environment=environment) as cluster:
+    async with asyncio.timeout(120), OneBroker(tmp_path, environment=environment) as cluster:
         client = await cluster.connect()
         await client.create_topic("t")
         for _ in range(3):

@@ -118,7 +118,7 @@ async def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None)
 
     properties: dict[str, Any] = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
     properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
-    async with running(tmp_path, limit_s=300, auto_create_topics_enable=False, **properties) as (_, client):
+    async with running(tmp_path, auto_create_topics_enable=False, **properties) as (_, client):
         await client.create_topic(TOPIC)
         await find_coordinator(client, "g")
         # The first append to a log loads its indexes, however much it appends.

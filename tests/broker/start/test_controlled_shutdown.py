@@ -100,7 +100,7 @@ async def hand_over(
     )
     registrar = Registrar(SystemEnvironment(), LEAVING, None, {}, ApiVersion.V2_8_IV1)
     registrar.broker_epoch = BROKER_EPOCH
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return await ControlledShutdown(config, LEAVING, registrar, metadata(*live)).run(store)
 
 

@@ -195,7 +195,7 @@ async def test_a_broker_stops_while_a_policy_does_not_answer(tmp_path: Path, mon
     environment = SystemEnvironment()
 
     def waits(request: None) -> None:
-        plugins.may_answer.wait(30)
+        plugins.may_answer.wait(120)
 
     policy = policies.Policy(CREATE, waits, environment, print)
     with pytest.raises(KafkaError, match="has not answered"):

@@ -213,7 +213,7 @@ def answering(*answers: bytes, open_until: threading.Event | None = None) -> Ite
                 connection.recv(4096)
                 connection.sendall(answer)
                 if open_until is not None:
-                    open_until.wait(20)
+                    open_until.wait(120)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         serving = threading.Thread(target=serve)
@@ -441,4 +441,4 @@ def test_ctrl_c_ends_following(cluster: Cluster, tmp_path: Path) -> None:
         assert following.stdout is not None
         following.stdout.readline()
         following.send_signal(2)
-        assert following.wait(20) == 130
+        assert following.wait(120) == 130

@@ -42,7 +42,7 @@ class Up:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=120)
         return self.process.returncode
 
 
@@ -75,7 +75,7 @@ def test_a_fault_is_injected_strikes_and_is_removed(up: Up, faults: Any) -> None
     assert (code, out) == (0, f"{line} (0 calls, 0 hits)\n")
     producer = Producer({"bootstrap.servers": up.told["ready"]["bootstrap"], "retry.backoff.ms": 10})
     producer.produce("1", b"v")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert faults("show", "1", "--hits", "2") == (0, f"{line} (3 calls, 2 hits)\n", "")
     code, out, err = faults("show", "1", "--hits", "3", "--timeout", "0.05")
     assert (code, err) == (1, "klamm: fault 1 has struck 2 times within 0.05 s, not 3\n")

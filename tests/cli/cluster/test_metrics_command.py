@@ -210,5 +210,5 @@ def test_the_metrics_of_a_cluster(klamm_helper: Helper, capfd: pytest.CaptureFix
             (value,) = json.loads(watching.stdout.readline())
             assert value["broker_id"] == 0
         watching.send_signal(signal.SIGINT)
-        assert watching.wait(30) == 130
+        assert watching.wait(120) == 130
         watching.stdout.close()

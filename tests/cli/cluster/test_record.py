@@ -43,7 +43,7 @@ def test_a_live_cluster_is_recorded_until_a_signal(klamm_helper: Helper, tmp_pat
             process.send_signal(signal.SIGINT)
             assert process.stdout is not None
             said = process.stdout.read()
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         states = {
             (topic, number): (c.leader(topic, number), tuple(c.isr(topic, number)))
             for topic, count in (("before", 2), ("meanwhile", 3))
@@ -77,7 +77,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "live"
     path.write_text("something")
     command = [*KLAMM, "record", str(path), "--zookeeper", "127.0.0.1:1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (1, f"klamm: {path} exists; name a file that does not\n")
     assert path.read_text() == "something"
 

@@ -308,7 +308,7 @@ def test_the_status_of_a_cluster_before_and_after_a_death(cluster: Cluster) -> N
     cluster.until(lambda: cluster.isr("both") == [0] and cluster.isr("both", 1) == [0])
     assert any(not json.loads(line)["healthy"] for line in watching.stdout)
     watching.send_signal(signal.SIGINT)
-    assert watching.wait(30) == 130
+    assert watching.wait(120) == 130
     screen = run(cluster, "status", code=1)
     assert "NOT HEALTHY: 2 problems" in screen.splitlines()[0]
     assert "- Broker 1 is named in assignments and not in the cluster." in screen

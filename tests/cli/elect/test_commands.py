@@ -228,7 +228,7 @@ def test_an_interrupted_command_can_be_run_again(cluster: Cluster, elect: Run, e
         assert process.stdout is not None
         assert process.stdout.readline() == f"{SUCCESS} t-0\n"
         process.send_signal(end)
-        assert process.communicate(timeout=10)[0] == ""
+        assert process.communicate(timeout=120)[0] == ""
         assert process.returncode == (130 if end is signal.SIGINT else -signal.SIGKILL)
     finally:
         process.kill()

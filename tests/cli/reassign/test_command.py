@@ -99,7 +99,7 @@ class Tool:
                 os.kill(process.pid, how)
                 break
         process.stdout.close()
-        return process.wait(30)
+        return process.wait(120)
 
     def replicas(self) -> dict[int, list[int]]:
         return {number: self.cluster.replicas(self.topic, number) for number in (0, 1)}

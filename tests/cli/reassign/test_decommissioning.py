@@ -112,7 +112,7 @@ def test_the_same_command_continues_after_a_kill(cluster: Cluster, tmp_path: Pat
     cluster.create_topic("slow", 3, 2)
     klamm_produce = [*KLAMM, "produce", "--topic", "slow", "--bootstrap-server", cluster.bootstrap]
     lines = b"".join(b"%d %s\n" % (number, b"x" * 1000) for number in range(3000))
-    subprocess.run(klamm_produce, input=lines, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run(klamm_produce, input=lines, check=True, timeout=120, stdout=subprocess.DEVNULL)
     command = ["brokers", "decommission", "--broker", "1", "--plan-file", str(tmp_path / "plan.json"), "--yes"]
     throttled = [*KLAMM, *command, "--throttle", "20000", "--bootstrap-server", cluster.bootstrap]
     with subprocess.Popen(throttled, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as killed:

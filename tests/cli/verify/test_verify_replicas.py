@@ -209,7 +209,7 @@ class Following:
 
     def interrupt(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
     def __enter__(self) -> "Following":
         return self
@@ -265,7 +265,7 @@ def test_records_that_were_deleted_are_no_difference(cluster: Cluster) -> None:
     create(cluster, "trimmed", "0:1:2")
     produce(cluster, "trimmed")
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    admin.delete_records([TopicPartition("trimmed", 0, 15)])[TopicPartition("trimmed", 0)].result(30)
+    admin.delete_records([TopicPartition("trimmed", 0, 15)])[TopicPartition("trimmed", 0)].result(120)
     wait_for_checkpoints(cluster, "trimmed", 0, 1, 2)
     for run in (online, offline):
         partition = partition_of(run(cluster, "trimmed", "--json"))

@@ -48,7 +48,6 @@ def brokers(against_kafka: bool, tmp_path: Path) -> Iterator[Brokers]:
 
 @pytest.mark.java
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("version", "guarantee"), [("2.8", "exactly_once"), ("2.8", "exactly_once_beta"), ("3.9", "exactly_once_v2")]
 )

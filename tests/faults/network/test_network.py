@@ -30,7 +30,7 @@ from klamm.net.server_connection import ServerConnection, ServerLimits
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.messages import ApiKey
 
-LIMIT_S = 10.0
+LIMIT_S = 120.0
 
 
 # -- the vocabulary ---------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def on_a_broker(test: Callable[[Broker], Coroutine[Any, Any, None]]) -> Callable
         await broker.server.bind()
         await broker.server.start()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await test(broker)
         finally:
             await broker.server.stop(0)

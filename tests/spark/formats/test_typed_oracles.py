@@ -45,7 +45,6 @@ def compare(
             assert (our.text and f"{our.text[:-1]}, null}}") == their.text, record
 
 
-@pytest.mark.timeout(900)
 def test_json_is_what_from_json_makes_of_it(spark: "SparkSession") -> None:
     compare(spark, "from_json", ColumnFormat("value", JSON), JSON_TYPES, JSON_SCHEMA, json_records(RECORDS))
 
@@ -59,7 +58,6 @@ def document(chance: random.Random, makers: dict[str, Any], *, twice: str = "") 
     return "{" + ",".join(f'"{name}":{makers[name]()}' for name in names) + "}"
 
 
-@pytest.mark.timeout(900)
 def test_fields_that_are_there_twice_exponents_and_base64_are_read_alike(spark: "SparkSession") -> None:
     chance = random.Random(SEED)
     parts = ("YW", "Jj", "YWJj", "YW==", "YWI=", "=", "\\n", "\\u0000", " ", "\\u007f", "\\u001f", "\\u0041", "-", "+/")
@@ -95,6 +93,5 @@ def test_fields_that_are_there_twice_exponents_and_base64_are_read_alike(spark: 
     )  # fmt: skip
 
 
-@pytest.mark.timeout(900)
 def test_csv_is_what_from_csv_makes_of_it(spark: "SparkSession") -> None:
     compare(spark, "from_csv", ColumnFormat("value", CSV), CSV_TYPES, CSV_SCHEMA, csv_records(RECORDS))

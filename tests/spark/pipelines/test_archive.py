@@ -339,7 +339,7 @@ def test_records_that_are_removed_during_a_run(klamm_helper, tmp_path, monkeypat
         consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g"})
 
         def log_begin():
-            return consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=10)[0]
+            return consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=120)[0]
 
         def remove(progress):
             if progress.offsets_done == 40:

@@ -151,7 +151,7 @@ def test_two_programs_at_once_and_a_reader(cluster: Cluster, topic: MakeTopic, s
     begin = threading.Barrier(2)
 
     def run() -> None:
-        begin.wait(60)
+        begin.wait(120)
         done.append(archive_here(url, store.options, options(cluster, name), 5).records)
 
     threads = [threading.Thread(target=run) for _ in range(2)]

@@ -65,7 +65,7 @@ def test_a_round_is_under_way_before_the_one_before_has_ended() -> None:
     def do(piece: int) -> str:
         if piece == 1:
             second_began.set()
-        assert second_began.wait(30)
+        assert second_began.wait(120)
         return str(piece)
 
     assert list(distribute_in_rounds(one_process(1), range(2), do, round_size=1)) == [["0"], ["1"]]

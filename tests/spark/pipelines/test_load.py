@@ -65,7 +65,7 @@ def plant(bootstrap: str, brokers: Sequence[int]) -> None:
                     timestamp=BEGIN_MS + window * MINUTE_MS + number,
                 )
         # So that no batch has records of two windows.
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
     assert not failed, failed
 
 

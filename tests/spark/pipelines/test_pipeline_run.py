@@ -155,7 +155,7 @@ def test_a_stream_that_is_stopped(spark_connect: str, cluster: Cluster, topic: M
                 line = json.loads(process.stdout.readline())
             process.send_signal(number)
             rest = process.stdout.read()
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
         assert json.loads(rest.splitlines()[-1])["ended"]
     assert sorted(set(place.written())) == sorted(expected(0, 200))
 

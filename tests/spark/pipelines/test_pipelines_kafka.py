@@ -59,7 +59,7 @@ def test_archive_and_replay(spark: Any, kafka: RealKafka, tmp_path: Path) -> Non
     )
     assert (replayed.groups, replayed.refused) == ({"clerks": {"again": {1: 1234}}}, {})
     assert in_topic(kafka, "again") == expected
-    (committed,) = consumer.committed([TopicPartition("again", 1)], timeout=30)
+    (committed,) = consumer.committed([TopicPartition("again", 1)], timeout=120)
     consumer.close()
     assert committed.offset == 1234
 

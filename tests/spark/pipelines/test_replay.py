@@ -294,7 +294,7 @@ def test_groups_go_on_where_they_were(cluster, archived, topic, tmp_path):
     replayed = run(cluster, tmp_path, {archived: target}, commit_groups=True)
     # Partition 1 has no record in the archive.
     assert (replayed.groups, replayed.refused) == ({group: {target: {1: 3, 2: 28}}}, {})
-    committed = consumer.committed([TopicPartition(target, 1), TopicPartition(target, 2)], timeout=30)
+    committed = consumer.committed([TopicPartition(target, 1), TopicPartition(target, 2)], timeout=120)
     consumer.close()
     assert [each.offset for each in committed] == [3, 28]
 

@@ -146,7 +146,7 @@ def test_a_streaming_query_goes_on_in_gaps(spark: "SparkSession", table: Table, 
     table.until_clean()
     # The query goes on at an offset that is gone.
     query = start(availableNow=True)
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(120)
     table.check(found)
     assert set(table.rows()) - set(found) == set()
 

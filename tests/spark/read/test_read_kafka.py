@@ -115,7 +115,7 @@ def test_a_compacted_topic(kafka: str) -> None:
     )
     records = [{**record, "key": b"%d" % (number % 7)} for number, record in enumerate(numbered(500))]
     produce(kafka, "compacted", records, **{"batch.num.messages": 10})
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(found := consumed(kafka, "compacted", "read_uncommitted")) > 200:
         assert time.monotonic() < deadline
     assert found[-1][0] == 499

@@ -34,7 +34,7 @@ def kraft(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def create(admin: AdminClient, name: str) -> None:
-    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(60)
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(120)
     produce(admin.bootstrap, name, [each for number in range(PARTITIONS) for each in numbered(4, number)])
 
 
@@ -60,7 +60,7 @@ def test_topics_are_read_by_their_ids(kraft: AdminClient, monkeypatch: pytest.Mo
     assert sent == [(ApiKey.FETCH, 13)] * 4
 
     monkeypatch.setattr(partition_reader, "GRACE_MS", 300)
-    kraft.delete_topics(["by-id"])["by-id"].result(60)
+    kraft.delete_topics(["by-id"])["by-id"].result(120)
     create(kraft, "by-id")
     for records in (ranges, ranges[:1]):
         with pytest.raises(DataLoss, match=r"topic by-id was deleted and created again|no longer exists"):

@@ -309,7 +309,7 @@ async def _consumed(bootstrap: str, rack: str, count: int) -> list[bytes | None]
         )
         consumer.assign({TopicPartition("t", 0): None})
         values: list[bytes | None] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(values) < count:
                 values += [record.value for record in await consumer.poll(1_000)]
     await consumer.close()

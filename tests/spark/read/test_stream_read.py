@@ -91,7 +91,7 @@ def test_a_batch_that_failed_is_repeated_and_nothing_is_missed(
         cluster.until(lambda: 0 in query.batches)
         produce(cluster.bootstrap, name, numbered(4, first=3))
     with pytest.raises(StreamingQueryException, match="this batch is to fail"):
-        running.awaitTermination(60)
+        running.awaitTermination(120)
     if failing == 0:
         produce(cluster.bootstrap, name, numbered(4, first=3))
     produce(cluster.bootstrap, name, numbered(2, first=7))
@@ -184,7 +184,7 @@ def test_a_stream_outlives_its_brokers(
         cluster.kill(broker)
         produce(cluster.bootstrap, "t", [r for number in range(3) for r in numbered(20, number, first=20 * broker)])
         cluster.start(broker)
-        cluster.until(partial(query.has_read, 60 * (broker + 1)), timeout=60)
+        cluster.until(partial(query.has_read, 60 * (broker + 1)), timeout=120)
     running.stop()
     everything = sorted(row for batch in query.batches.values() for row in batch)
     assert everything == [row for number in range(3) for row in rows(60, number)]
@@ -200,7 +200,7 @@ def test_offsets_are_committed_to_a_group(
     query = Query(spark, cluster, name, tmp_path, **options)
     query.run()
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
-    committed = consumer.committed([TopicPartition(name, 0), TopicPartition(name, 1)], timeout=20)
+    committed = consumer.committed([TopicPartition(name, 0), TopicPartition(name, 1)], timeout=120)
     consumer.close()
     assert [partition.offset for partition in committed] == [30, 10]
 

@@ -35,7 +35,7 @@ def write(bootstrap: str, first: int) -> None:
 
 def knows_topic(address: str) -> bool:
     """Whether the broker at the address knows every partition."""
-    topics = AdminClient({"bootstrap.servers": address}).list_topics(timeout=10).topics
+    topics = AdminClient({"bootstrap.servers": address}).list_topics(timeout=120).topics
     return "t" in topics and len(topics["t"].partitions) == PARTITIONS
 
 

@@ -484,7 +484,7 @@ def timed_out(query: Query, messages: list[Written], number: int) -> None:
     """Returns when the brokers have aborted the transaction of one message."""
     prepared = messages[number].prepared
     assert prepared is not None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     client = write_options(query.options).producer.client
     with pytest.raises(TransactionGone):
         while time.monotonic() < deadline:

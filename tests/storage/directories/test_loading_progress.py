@@ -159,7 +159,7 @@ async def test_more_pieces_of_long_work_run_at_once_when_they_may():
     """Before, four threads did all of it, whatever num.recovery.threads.per.data.dir was."""
     environment = SystemEnvironment(blocking_workers=1)
     environment.set_long_workers(6)
-    barrier = threading.Barrier(6, timeout=20)
+    barrier = threading.Barrier(6, timeout=120)
     await asyncio.gather(*(environment.run_long(barrier.wait) for _ in range(6)))
     environment.set_long_workers(0)
     assert await environment.run_long(lambda: 7) == 7

@@ -267,7 +267,7 @@ async def test_a_change_of_the_log_aborts_its_cleaning(machine, change) -> None:
     log = make(manager)
     await fill(log)
     held = Held(machine)
-    await asyncio.wait_for(held.begun.wait(), 60)
+    await asyncio.wait_for(held.begun.wait(), 120)
     if change == "truncate":
         log.truncate_to(5)
     elif change == "truncate fully":
@@ -376,9 +376,9 @@ async def test_a_cleaner_whose_cleaning_was_just_aborted_stops_with_the_broker(m
     log = make(manager)
     await fill(log)
     held = Held(machine)
-    await asyncio.wait_for(held.begun.wait(), 60)
+    await asyncio.wait_for(held.begun.wait(), 120)
     log.truncate_to(5)
-    await asyncio.wait_for(manager.stop(), 60)
+    await asyncio.wait_for(manager.stop(), 120)
 
 
 async def test_memory_without_room_for_a_key_is_no_fault_of_the_program(machine) -> None:
@@ -398,7 +398,7 @@ async def test_a_change_of_the_settings_starts_the_cleaners_anew(machine) -> Non
     assert machine.environment.worked == []
     held = Held(machine)
     manager.cleaner.reconfigure(CleanerSettings(dedupe_buffer_bytes=1 << 20))
-    await asyncio.wait_for(held.begun.wait(), 60)
+    await asyncio.wait_for(held.begun.wait(), 120)
     assert manager.cleaner.is_cleaning(log)
     manager.cleaner.reconfigure(CleanerSettings(dedupe_buffer_bytes=1 << 20, max_bytes_per_second=1e9))
     held.release.set()
@@ -427,7 +427,7 @@ async def test_a_log_with_both_policies_is_compacted_and_loses_old_segments_but_
     log = make(manager, config=both)
     await fill(log)
     held = Held(machine)
-    await asyncio.wait_for(held.begun.wait(), 60)
+    await asyncio.wait_for(held.begun.wait(), 120)
     machine.environment.clock_ms += 3_600_001
     # Retention comes after 30 s, and again every five minutes.
     await asyncio.sleep(400)

@@ -111,7 +111,7 @@ async def test_nothing_of_a_batch_that_is_not_appended_stays(environment: DiskEn
     assert len(log_file(environment)) == size_bytes
     if end != "close":
         assert not log.must_prepare or log.durability.is_truncation_unsynced
-        await asyncio.wait_for(log.prepare_append(), 10)
+        await asyncio.wait_for(log.prepare_append(), 120)
         append(log, b"next")
         assert await values(log) == [b"first", b"next"]
 

@@ -198,7 +198,7 @@ class Stage:
         while True:
             working = asyncio.ensure_future(work())
             dead = asyncio.ensure_future(journal.is_dead.wait())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await asyncio.wait({working, dead}, return_when=asyncio.FIRST_COMPLETED)
             if not dead.done():
                 dead.cancel()

@@ -38,7 +38,7 @@ from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.server import ZooKeeperServer
 from support.zookeeper.proxy import Proxy
 
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 120
 
 OnResponse = Callable[[Any], None]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 POLL_S = 0.2
 EXAMPLES = 5
 

@@ -17,7 +17,7 @@ from support.durability.load import IDEMPOTENT, Load, Rate, Record, Writer
 from support.durability.replicas import ProducerEpochs
 
 EXAMPLES = 5
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 WAIT_FOR_MORE_S = 0.2
 NOTHING = -1
 

@@ -22,7 +22,7 @@ from support.durability.load import Load
 from support.durability.replicas import Comparison, ProducerEpochs, compare_when_equally_long
 
 TOPIC = "killed"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

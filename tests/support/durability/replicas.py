@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 HEADER = struct.Struct(">qiibIhiqqqhii")
 OFFSET_LENGTH = struct.Struct(">qi")
 DIFFERENCES_SHOWN = 5
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 POLL_S = 0.5
 
 

@@ -15,7 +15,7 @@ from support.leftovers import lasting
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 class GroupCluster:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 Partition = tuple[str, int]
 
 HERE = Path(__file__).parent
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 # Longer than any wait of a test, so that no member is ever expelled for being slow, and a member that is gone has left.
 SESSION_MS = 60_000
 

@@ -36,11 +36,11 @@ def main() -> None:
     reader = spark.readStream.format("klamm").option("kafka.bootstrap.servers", bootstrap)
     frame = reader.options(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=20).load()
     writer = frame.writeStream.format("noop").option("checkpointLocation", f"{directory}/checkpoint")
-    writer.trigger(availableNow=True).start().awaitTermination(100)
-    lags = [found.get(timeout=60) for _ in range(2)]
+    writer.trigger(availableNow=True).start().awaitTermination(120)
+    lags = [found.get(timeout=120) for _ in range(2)]
     # PySpark's client holds a lock while it removes its last listener and waits for the events that are left, which
     # need that lock. The end of the query is the last event.
-    assert listener.ended.wait(60)
+    assert listener.ended.wait(120)
     spark.streams.removeListener(listener)
     print(json.dumps([[lag.batch_id, lag.metrics["maxOffsetsBehindLatest"]] for lag in lags]))
     spark.stop()

@@ -139,7 +139,7 @@ class Store:
             return
         if fault == UNCONDITIONAL:
             headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
-        backend = http.client.HTTPConnection(*self._backend, timeout=60)
+        backend = http.client.HTTPConnection(*self._backend, timeout=120)
         backend.request(handler.command, handler.path, body, headers)
         response = backend.getresponse()
         answer = response.read()
@@ -152,7 +152,7 @@ class Store:
 
     def _kill(self, fault: str) -> None:
         if fault in (KILL_BEFORE, KILL_BEHIND):
-            assert self.victim_is_known.wait(30)
+            assert self.victim_is_known.wait(120)
             assert self.victim is not None
             os.kill(self.victim, signal.SIGKILL)
 

@@ -20,7 +20,7 @@ def produce(bootstrap: str, topic: str, records: Iterable[dict[str, Any]], **con
     for record in records:
         producer.produce(topic, on_delivery=lambda error, _: results.append(error), **record)
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert not any(results), results
 
 

@@ -19,8 +19,8 @@ def read(cluster: Any, topic: str) -> dict[int, "list[Message[bytes, bytes]]"]:
     )
     found: dict[int, list[Message[bytes, bytes]]] = {}
     try:
-        for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+        for partition in consumer.list_topics(topic, timeout=120).topics[topic].partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=120)
             consumer.assign([TopicPartition(topic, partition, low)])
             messages = found[partition] = []
             while len(messages) < high - low:

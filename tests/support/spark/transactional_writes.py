@@ -108,7 +108,7 @@ def committed_values(bootstrap: str, topic: str) -> list[str]:
         }
     )
     try:
-        left = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        left = set(consumer.list_topics(topic, timeout=120).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, number, 0) for number in left])
         found = []
         while left:
@@ -126,7 +126,7 @@ def committed_values(bootstrap: str, topic: str) -> list[str]:
         consumer.close()
 
 
-def wait_for_values(bootstrap: str, topic: str, wanted: Iterable[str], timeout_s: float = 30) -> None:
+def wait_for_values(bootstrap: str, topic: str, wanted: Iterable[str], timeout_s: float = 120) -> None:
     """Waits until read_committed finds these values, each once. Values that should not be there are an error at once.
 
     What attempts have left open hides what comes behind it, until the brokers abort it.

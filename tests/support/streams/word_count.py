@@ -18,7 +18,7 @@ NAME = "words"
 REPARTITION, CHANGELOGS = f"{NAME}-words-repartition", (f"{NAME}-counts-changelog", f"{NAME}-distinct-changelog")
 PARTITIONS = 3
 WORDS = tuple(f"w{number}" for number in range(40))
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 OPTIONS: dict[str, str | int] = {
     "processing.guarantee": "at_least_once",
     "commit.interval.ms": 200,

@@ -29,7 +29,7 @@ from klamm.zookeeper.messages import (
 from support.zookeeper.proxy import Proxy
 
 SESSION_TIMEOUT_MS = 1000
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 
 class States:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.messages import ConnectResponse, WatcherEvent
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 class Reply(NamedTuple):

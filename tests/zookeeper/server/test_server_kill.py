@@ -70,7 +70,7 @@ async def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) 
         writers = [asyncio.ensure_future(write(server.port, f"/{number}", acknowledged)) for number in range(3)]
         acknowledged.enough = asyncio.Event()
         acknowledged.target = acknowledged.count + chance.randrange(2000)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await acknowledged.enough.wait()
         server.kill()
         for outcome in await asyncio.gather(*writers, return_exceptions=True):
