@@ -180,7 +180,7 @@ async def _read_brokers(
 
     asked = [broker_id for broker_id in view.brokers if not chosen or broker_id in chosen]
     resources = {broker_id: ConfigResource(ConfigResourceType.BROKER, str(broker_id)) for broker_id in asked}
-    # A broker that has just died is not asked again: that it does not answer is the fact.
+    # A broker that has just died is not asked again: its silence is a fact.
     once = RetryPolicy(0)
     configs, log_dirs = await asyncio.gather(
         describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, ROLES, *BROKER_THROTTLES], retry=once),
