@@ -153,8 +153,8 @@ class TransactionManager(Transaction):
         self._has_offsets = False
         # Held while offsets are sent, so that the transaction does not end meanwhile.
         self._sending_offsets = asyncio.Lock()
-        # Times of the loop's clock, by group and for all groups. Of records that a consumer returned before, either the
-        # results are not in this transaction, or the offsets are.
+        # Times of the loop's clock, by group and for all groups. If a consumer returned a record before, its
+        # results are not in this transaction, or its offset is.
         self._covered_s: dict[str, float] = {}
         self._aborted_s = -math.inf
         # Whether the coordinator may have opened the transaction.

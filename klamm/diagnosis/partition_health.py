@@ -66,7 +66,7 @@ def is_off_preferred(partition: PartitionView) -> bool:
 
 
 class ReplicaState(IntEnum):
-    """A replica's state in the cockpit's map. Of several states, the first in the order of the lines counts."""
+    """A replica's state in the cockpit's map. If several apply, the first in the order of the lines counts."""
 
     NONE = 0
     OFFLINE = 4

@@ -14,7 +14,7 @@ otherwise the table is the broker's own, and requests cost nothing more.
 |            | closes when the fault ends                  |                                                        |
 | disconnect | the connection closes; no effect            | the connection closes instead of the answer            |
 
-When several faults could strike one request, all delays strike and add up. Of the other faults, the oldest strikes. If
+When several faults could strike one request, all delays strike and add up. The oldest of the other faults strikes. If
 it is an error of some items, younger errors strike the remaining items.
 
 What must stay true:

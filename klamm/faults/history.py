@@ -74,8 +74,8 @@ class History(list[ChronicleEntry]):
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """The lines of a report. Of many similar entries in a row, such as the first leaders of a topic, a report has
-        the first and the number of the rest."""
+        """The lines of a report. For many similar entries in a row, such as the first leaders of a topic, a report
+        has the first and the number of the rest."""
         began_ms = self[0].time_ms if self else 0
         for _, group in groupby(self, _likeness):
             similar = list(group)

@@ -12,8 +12,8 @@ What must stay true:
 - Answers about a group reflect the whole log: a partition that could not be read to its end is never owned. It is read
   again while this broker leads it, and becomes unknown when the leadership ends.
 - Partitions load one after another, in the order of the elections, since each takes a share of the one loop.
-- A committed offset is in the log, on all in-sync replicas, before it is visible here. Of two commits the later record
-  counts, in whatever order they complete. The client may disconnect meanwhile.
+- A committed offset is in the log, on all in-sync replicas, before it is visible here. The commit with the later
+  record counts, in whatever order commits complete. The client may disconnect meanwhile.
 - An offset of a transaction is visible once the transaction's COMMIT marker is in the log, on all in-sync replicas.
   Until then it is pending, so a client with `require_stable` never reads the offset before.
 - An append with an unknown outcome (REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND) changes nothing here, as in
