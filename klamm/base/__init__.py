@@ -1,3 +1,3 @@
-"""What every part of klamm may use, and what uses nothing of klamm: the seams to the machine (`environment`), long work
-in slices (`slices`), metrics, requests that wait (`purgatory`), compiled loops, and text made safe to show.
+"""Modules that every part of klamm may use, and that use no other part: the seams to the machine (`environment`), long
+work in slices (`slices`), metrics, waiting requests (`purgatory`), compiled loops, and text made safe to show.
 """

@@ -1,7 +1,7 @@
 """CRC-32C, the checksum of record batches, of producer snapshots and of the embedded ZooKeeper server's files.
 
-It is computed by the package `crc32c`, whose `__init__` also imports a command-line parser and, for its version number,
-`importlib.metadata` and `email`. No broker needs those, so only the package's extension module is loaded.
+The package `crc32c` computes it. Its `__init__` also imports a command-line parser and, for its version number,
+`importlib.metadata` and `email`. Brokers need none of these, so only the package's extension module is loaded.
 """
 
 from collections.abc import Callable
@@ -22,5 +22,5 @@ def _load() -> Callable[..., int]:
     return function
 
 
-# crc32c(data, value=0): the checksum of `data`, or, with the checksum of what precedes it as `value`, of both.
+# crc32c(data, value=0) is the checksum of `data`. With the checksum of preceding data as `value`, it is that of both.
 crc32c = _load()

@@ -1,19 +1,20 @@
 """Compiles the loops over bytes with numba, and keeps the machine code on disk.
 
-The code is kept in the first of these directories that can be written to and is safe: `NUMBA_CACHE_DIR` (if set),
-klamm's own `__pycache__`, the user's cache directory, and a directory of the user's below the system's temporary one.
-Code in any of the others is used, too: an image or an archive may bring it where nothing can be written.
+New code is kept in the first writable and safe directory of these: `NUMBA_CACHE_DIR` (if set), klamm's own
+`__pycache__`, the user's cache directory, and a directory of the user below the system's temporary directory. Code in
+the other directories is used, too: an image or an archive may bring code in a directory that cannot be written to.
 
 What must stay true:
-- Code is used only for what it was made of, wherever that lies and whatever its date is: a function's directory is
-  named by a hash of the modules that the function needs, and of the versions and the processor.
-- A directory has one function, compiled for one signature. numba numbers the files of several, and two processes that
-  write at once would give both the same number.
-- Files that are damaged or cannot be written cost time, and nothing else: the function is compiled.
-- numba executes what it reads. So a directory is used only if it is safe: only this user, root and the owner of klamm's
-  own code can change it, its files, and every directory above it. The directories of klamm's own code are not checked:
-  who can change these can change klamm. Where code is read from is decided once, without symbolic links: one that is
-  changed later changes nothing.
+- Code is used only for the source that it was compiled from, wherever the source lies and whatever its date is: the
+  name of a function's directory has a hash of the modules that the function needs, of the versions and of the
+  processor.
+- A directory has one function, compiled for one signature. For several signatures numba numbers the files, and two
+  processes that write at the same time would use the same number.
+- Damaged or unwritable files only cost time: the function is compiled.
+- numba executes the files that it reads. So a directory is used only if it is safe: only this user, root and the owner
+  of klamm's own code can change the directory, its files and every directory above it. The directories of klamm's own
+  code are not checked: a user who can change these can change klamm. The directories are resolved once, so later
+  changes of symbolic links have no effect.
 
 Importing this module imports numba.
 """
@@ -73,16 +74,16 @@ def _loaded_or_compiled(signature: Any, function: Any) -> Any:
         try:
             return _njit(signature, function, cache=True)
         except OSError:
-            # The disk is full, for example.
+            # For example, the disk is full.
             return _njit(signature, function, cache=False)
         except Exception:
-            # A damaged file raises whatever it leads to.
+            # A damaged file may raise any exception.
             shutil.rmtree(path, ignore_errors=True)
             return _njit(signature, function, cache=_is_writable(path))
 
 
 def _njit(signature: Any, function: Any, *, cache: bool) -> Any:
-    # numba asks this setting where to keep a function, when it decorates one.
+    # When numba decorates a function, it takes the directory from this setting.
     before = numba.config.CACHE_LOCATOR_CLASSES
     numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{KernelDirectory.__name__}"
     try:
@@ -92,7 +93,7 @@ def _njit(signature: Any, function: Any, *, cache: bool) -> Any:
 
 
 def inlined(function: Function) -> Function:
-    """For a function that compiled functions call: it becomes a part of each, and is not compiled on its own."""
+    """Marks a function that compiled functions call. It is inlined into them, and not compiled on its own."""
     made: Function = numba.njit(**_OPTIONS)(function)
     return made
 
@@ -106,7 +107,7 @@ def compilations() -> Compilations:
 
 
 def copy_code(target: Path) -> None:
-    """Copies the code of this process's functions to a directory, as far as it has been kept elsewhere."""
+    """Copies the kept code of this process's functions to another directory."""
     with _files_of_ones_own():
         for made in _compiled:
             path = _directory_of(made.py_func)
@@ -114,29 +115,29 @@ def copy_code(target: Path) -> None:
                 shutil.copytree(path, target / path.name, dirs_exist_ok=True)
 
 
-# -- where the code is ------------------------------------------------------------------------------------------------
+# -- directories of the code ------------------------------------------------------------------------------------------
 
 
 def directory() -> Path | None:
-    """The directory that new code goes to; None if no directory can be written to and is safe."""
+    """The directory for new code; None if no directory is writable and safe."""
     with _files_of_ones_own():
         return _first_writable(tuple(_directories()))
 
 
 def why_unsafe(path: Path) -> str | None:
-    """Why code in a directory is not used; None if it is."""
+    """Why the code in a directory is not used; None if it is safe."""
     for each in (*reversed(path.parents), path):
         if each in _code_directories():
             continue
         try:
             found = each.lstat()
         except OSError:
-            return None  # The directories above say who may make it.
+            return None  # It does not exist, and the directories above decide who may create it.
         if stat.S_ISLNK(found.st_mode):
             return f"{each} is a symbolic link"
         if found.st_uid not in _trusted_users():
             return f"{each} belongs to the user {found.st_uid}"
-        # In a sticky directory users can replace only what is their own.
+        # In a sticky directory users can only replace their own files.
         is_sticky = each != path and found.st_mode & stat.S_ISVTX
         if not is_sticky and _others_can_write(found):
             return f"others may write to {each}"
@@ -168,7 +169,7 @@ def _first_writable(directories: tuple[Path, ...]) -> Path | None:
 
 
 def _is_writable(path: Path) -> bool:
-    """Whether the directory can be written to and is safe. Makes it if it is not there."""
+    """Whether the directory is writable and safe. Creates a missing directory."""
     try:
         if why_unsafe(path) is not None:
             return False
@@ -188,12 +189,12 @@ def _code_directories() -> frozenset[Path]:
 
 @cache
 def _trusted_users() -> frozenset[int]:
-    """This user, root, and the owner of this module, which is executed, too."""
+    """This user, root, and the owner of this module, whose code is executed anyway."""
     return frozenset({0, os.getuid(), os.stat(_real(Path(__file__)).parent).st_uid})
 
 
 def _others_can_write(found: os.stat_result) -> bool:
-    """Whether other users can write; the group may if it is root's, or this user's own."""
+    """Whether other users can write. The group may write if it is root's or this user's own group."""
     if found.st_mode & stat.S_IWOTH:
         return True
     return bool(found.st_mode & stat.S_IWGRP) and found.st_gid != 0 and not _is_own_group(found.st_gid)
@@ -201,7 +202,7 @@ def _others_can_write(found: os.stat_result) -> bool:
 
 @cache
 def _is_own_group(group_id: int) -> bool:
-    """Whether it is the group that many systems make for each user: with the user's name and without other members."""
+    """Whether this is a user's private group: one with the user's name and without other members."""
     try:
         name, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(group_id)
     except KeyError:
@@ -211,9 +212,9 @@ def _is_own_group(group_id: int) -> bool:
 
 @contextmanager
 def _files_of_ones_own() -> Iterator[None]:
-    """New files and directories cannot be written by others, whatever the user's umask is.
+    """Others cannot write to new files and directories, whatever the user's umask is.
 
-    The umask is that of all threads, so one thread at a time changes it.
+    All threads share the umask, so only one thread at a time changes it.
     """
     with global_compiler_lock:
         before = os.umask(0o077)
@@ -225,7 +226,7 @@ def _files_of_ones_own() -> Iterator[None]:
 
 
 class KernelDirectory:
-    """Where numba keeps one function: numba calls these methods."""
+    """The directory of one function. numba calls these methods."""
 
     def __init__(self, path: Path, function: types.FunctionType) -> None:
         self._path = path
@@ -237,7 +238,7 @@ class KernelDirectory:
         return None if path is None else cls(path, function)
 
     def ensure_cache_path(self) -> None:
-        """The directory is there since `from_function`."""
+        """Does nothing: `from_function` has created the directory."""
 
     def get_cache_path(self) -> str:
         return str(self._path)
@@ -251,7 +252,7 @@ class KernelDirectory:
 
 @cache
 def _directory_of(function: types.FunctionType) -> Path | None:
-    """The directory with the code of a function, or where it can be kept; None for no directory."""
+    """The directory that has the code of a function, or that can keep it; None if no directory can."""
     name = f"{function.__module__}.{function.__qualname__}-{_source_hash(function)[:16]}"
     for each in _directories():
         if _has_code(each / name):
@@ -261,7 +262,7 @@ def _directory_of(function: types.FunctionType) -> Path | None:
 
 
 def _has_code(path: Path) -> bool:
-    """Whether there is code that may be executed."""
+    """Whether the directory has code that may be executed."""
     try:
         files = list(path.iterdir())
     except OSError:
@@ -273,7 +274,7 @@ def _is_safe(file: Path) -> bool:
     try:
         found = file.lstat()
     except OSError:
-        return True  # Another process has just replaced it.
+        return True  # Another process has just replaced the file.
     return stat.S_ISREG(found.st_mode) and found.st_uid in _trusted_users() and not _others_can_write(found)
 
 
@@ -286,7 +287,7 @@ def _source_hash(function: types.FunctionType) -> str:
 
 
 def _modules(function: types.FunctionType, known: set[str]) -> set[str]:
-    """The modules of klamm whose code becomes a part of the function, by the names that it uses."""
+    """The modules of klamm whose code the function includes, found by the names that it uses."""
     known.add(function.__module__)
     for name in function.__code__.co_names:
         used = function.__globals__.get(name)

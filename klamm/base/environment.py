@@ -1,9 +1,8 @@
-"""The seams between klamm and the machine: wall clock, chance, disk and blocking work.
+"""The seams between klamm and the machine: wall clock, randomness, disk and blocking work.
 
-Time that *passes* (timers, deadlines) is the running asyncio loop's; everything else that would make two runs
-differ is reached through the `Environment` that the composition root hands down. Production uses that of
-`system_environment.py`; the simulator supplies its own, so that the same code runs on virtual time and an in-memory
-disk.
+Timers and deadlines use the clock of the running asyncio loop. All other sources of difference between two runs are
+reached through the `Environment` that the composition root passes on. Production uses that of `system_environment.py`.
+The simulator has its own, so that the same code runs on virtual time and an in-memory disk.
 
 What must stay true:
 - No module of klamm but `system_environment.py` opens a file, reads the wall clock, draws a random number or starts a
@@ -61,12 +60,12 @@ class File(ABC):
 
     @abstractmethod
     def allocate(self, size_bytes: int) -> None:
-        """Reserves disk space for the first `size_bytes`, and extends the file to this size if it is smaller. May wait
-        for the disk. After an OSError the file may be larger than before."""
+        """Reserves disk space for the first `size_bytes`, and extends a smaller file to this size. May wait for the
+        disk. After an OSError the file may be larger than before."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Returns when everything written so far survives a machine crash (fdatasync)."""
+        """Returns when all earlier writes survive a machine crash (fdatasync)."""
 
     @abstractmethod
     def close(self) -> None:
@@ -81,8 +80,8 @@ class FileSystem(ABC):
         """Opens for reading and writing. FileNotFoundError when absent, unless `create`."""
 
     def open_to_read(self, path: str) -> File:
-        """Opens a file that is not written to, and that may be read-only. FileNotFoundError when absent; OSError for
-        what is no file: opening a pipe could wait forever."""
+        """Opens a file only for reading; it may be read-only. FileNotFoundError when absent; OSError if it is not a
+        regular file: opening a pipe could wait forever."""
         return self.open(path)
 
     @abstractmethod
@@ -97,7 +96,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def make_directories(self, path: str) -> None:
-        """Creates the directory and its missing parents; no error if it exists."""
+        """Creates the directory and its missing parents. It may exist already."""
 
     @abstractmethod
     def size(self, path: str) -> int: ...
@@ -118,21 +117,21 @@ class FileSystem(ABC):
 
     @abstractmethod
     def remove_tree(self, path: str) -> None:
-        """Removes a directory and all below it; no error if absent."""
+        """Removes a directory and everything below it. It may be absent."""
 
     @abstractmethod
     def sync_directory(self, path: str) -> None:
         """Makes creations, renames and removals in this directory survive a machine crash."""
 
     def sync_file_system(self, directories: Sequence[str]) -> bool:
-        """Makes everything below these directories survive a machine crash, files and names, with one sync of their
-        file system. May wait for the disk. Returns False, and promises nothing, if they are on several file systems, or
-        on one that may not report or not reach a failed disk; then each file is to be synced."""
+        """Makes all files and names below these directories survive a machine crash, with one sync of their file
+        system. May wait for the disk. Returns False, without a promise, if they are on several file systems, or on a
+        file system that may hide errors of the disk; the caller then syncs each file."""
         return False
 
     def is_short_of_descriptors(self) -> bool:
-        """Whether the last file that was opened has one of the descriptors that are to be kept free
-        (`is_kept_descriptor`). Files that can be opened again should then be closed."""
+        """Whether the file that was opened last has a descriptor that should be kept free (`is_kept_descriptor`). Then
+        close files that can be opened again."""
         return False
 
     @abstractmethod
@@ -150,13 +149,13 @@ class FileSystem(ABC):
     def make_durable_directories(self, path: str) -> None:
         """Like `make_directories`, and makes the directories survive a machine crash."""
         self.make_directories(path)
-        # An earlier process may have made them and died before this point, so they are synced even if they exist.
+        # Existing directories are synced too: an earlier process may have created them and died before this point.
         while path != os.path.dirname(path):
             path = os.path.dirname(path)
             try:
                 self.sync_directory(path)
             except PermissionError:
-                return  # This process did not make a directory that it cannot read.
+                return  # This process did not create a directory that it cannot read.
 
     def replace_file(self, path: str, content: Buffer) -> None:
         """Atomically and durably gives the file this content: write `path`.tmp, sync, rename, sync the directory."""
@@ -173,11 +172,11 @@ class FileSystem(ABC):
 
 
 class Environment(ABC):
-    """Everything that a klamm process may learn from, or do to, the machine it runs on."""
+    """All access of a klamm process to its machine."""
 
     file_system: FileSystem
     random: Random
-    # Whether the work of `run_in_background` may use loops that numba has compiled.
+    # Whether the work of `run_in_background` may use compiled loops.
     has_compiled_loops: bool = False
 
     @abstractmethod
@@ -186,43 +185,43 @@ class Environment(ABC):
 
     @abstractmethod
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
-        """Runs `function(*arguments)` where it may wait for the disk, off the loop. For short work, for which a client
-        may wait: a read, or one small file that is written.
+        """Runs `function(*arguments)` off the loop, where it may wait for the disk. For short work that a client may
+        wait for: a read, or writing one small file.
 
         The function must not touch state that the loop's code may change meanwhile.
         """
 
     async def run_long(self, function: Callable[..., T], *arguments: object) -> T:
-        """As `run_blocking`, for work that may take seconds: syncs of logs, recovery, deletion, copies. It has threads
-        of its own, so that no work of `run_blocking` waits for it."""
+        """Like `run_blocking`, for work that may take seconds: syncs of logs, recovery, deletion, copies. It has its
+        own threads, so that no work of `run_blocking` waits for it."""
         return await self.run_blocking(function, *arguments)
 
     async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
-        """As `run_blocking`, for an operator's own code. It may never end, so it gets a thread of its own for which the
+        """Like `run_blocking`, for an operator's own code. It may never end, so it gets its own thread, for which the
         program's end does not wait."""
         return await self.run_blocking(function, *arguments)
 
     def set_long_workers(self, count: int) -> None:  # noqa: B027  # optional
-        """From now on `run_long` does at least `count` pieces of work at once, and the usual few with 0."""
+        """Has `run_long` do at least `count` pieces of work at once from now on; 0 restores the default."""
 
     @abstractmethod
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
         """Runs the steps of `work(*arguments)`, possibly very many, in another process, off the loop.
 
-        `work` is a pure function of a module; its arguments and its result are plain values, because they are passed
-        between processes. Each step yields how many more bytes the next steps will hold, mostly 0, and may wait for
-        room. The work ends soon after its caller is cancelled. Raises what `work` raises, and WorkerFailed when the
-        process has died.
+        `work` is a pure function of a module. Its arguments and its result are plain values, because they are passed
+        between processes. Each step yields how many more bytes the next steps will hold, mostly 0, and may then wait
+        for room. The work ends soon after its caller is cancelled. Raises the errors of `work`, and WorkerFailed when
+        the process has died.
         """
 
     @abstractmethod
     async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
         """Runs the steps of `work(file_system, *arguments)` in a process of its own that has the lowest priority.
 
-        For work of minutes that no client waits for. `work` is a function of a module; its arguments and its result are
+        For work of minutes that no client waits for. `work` is a function of a module. Its arguments and its result are
         plain values. Each step does less than a second of work, and yields how many seconds it must take at least,
-        which limits the rate of the work. When the caller is cancelled, the work has ended when this call ends. Raises
-        what `work` raises, and WorkerFailed when the process has died.
+        which limits the rate of the work. A cancelled call ends only after the work has ended. Raises the errors of
+        `work`, and WorkerFailed when the process has died.
         """
 
     @property
@@ -237,31 +236,31 @@ class Environment(ABC):
 
     @abstractmethod
     def host_name(self) -> str:
-        """The name under which other machines reach this one, for listeners without a host name."""
+        """The name by which other machines reach this machine, for listeners without a host name."""
 
     def host_names(self) -> frozenset[str]:
-        """All names that the machine has for itself. May wait for a name server: for `run_foreign`."""
+        """All names of this machine. May wait for a name server, so call it in `run_foreign`."""
         return frozenset((self.host_name(),))
 
     def boot_id(self) -> str | None:
-        """Identifies the machine's last start. While the id stays the same, nothing that was written to the disk is
-        lost. None where the machine has no such id."""
+        """Identifies the machine's last boot. While the id stays the same, no write to the disk is lost. None if the
+        machine has no such id."""
         return None
 
     def work_clock_s(self) -> float:
-        """How long work takes that holds the loop is the difference of two readings; uvloop's own clock stands still
-        meanwhile. Under virtual time work takes none, and waiting takes as long as by the loop's clock."""
+        """A clock for the duration of work that holds the loop, during which uvloop's own clock stands still. Under
+        virtual time work takes no time, and waits take as long as by the loop's clock."""
         try:
             return asyncio.get_running_loop().time()
         except RuntimeError:
-            return 0.0  # Without a loop nothing waits.
+            return 0.0  # Without a loop there are no waits.
 
     def work_time_s(self) -> float:
-        """The processor time that the thread of the caller has used. Under virtual time work takes none."""
+        """The processor time of the calling thread. Under virtual time work takes no time."""
         return 0.0
 
     def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # optional
-        """Calls `on_pause_ms`, in any thread, with the duration of each later garbage collection. None stops this."""
+        """Calls `on_pause_ms` with the duration of each later garbage collection, in any thread. None stops this."""
 
     def random_uuid(self) -> uuid.UUID:
         """A random (version 4) UUID."""

@@ -1,10 +1,10 @@
-"""JSON as bytes, and the check that a value has the form that was asked for.
+"""JSON as bytes, and the check that a value has a given form.
 
-A form is a type: a msgspec.Struct for an object whose fields are known, a NamedTuple for a list. Objects may have more
+A form is a type: a msgspec.Struct for an object with known fields, a NamedTuple for a list. Objects may have more
 fields than their form.
 
-What must stay true: whatever the bytes are, reading them returns or raises JsonError. They may be of any program: a
-znode that was edited by hand, a file, the answer of a port.
+What must stay true: reading arbitrary bytes returns or raises JsonError. The bytes may come from any program: a znode
+that was edited by hand, a file, the answer of a port.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class JsonError(ValueError):
-    """The bytes are not JSON, or not of the form that was asked for. The message says what is wrong, and where."""
+    """The bytes are not JSON, or not of the given form. The message says what is wrong, and where."""
 
 
 encode: Final[Callable[[Any], bytes]] = msgspec.json.Encoder().encode
-"""The shortest form. Integers may have any size; a number that is not finite becomes null. Raises TypeError for a value
-that JSON does not have, and ValueError for a text that UTF-8 does not have."""
+"""Encodes without blanks. Integers may have any size; infinity and NaN become null. Raises TypeError for a value that
+JSON does not have, and ValueError for a text that UTF-8 cannot encode."""
 
 
 _read: Final = msgspec.json.Decoder().decode
@@ -36,7 +36,7 @@ def decode(data: bytes) -> Any:
 
 
 def of_form(value: Any, form: type[T]) -> T:
-    """A decoded value as one of this form. Raises JsonError."""
+    """Converts a decoded value to this form. Raises JsonError."""
     try:
         return msgspec.convert(value, form)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""Lines of Kafka's log files: made in large numbers, written in batches.
+"""Writes lines of Kafka's log files in batches.
 
 A controller that is elected in a large cluster, and the brokers that it informs, write a line for every partition. One
 call of `logging` for each line would take longer than the work itself.
 
-What must stay true: a batch is one log record, whatever its length, and each line has the time at which it was made.
+What must stay true: a batch is one log record, and each line has the time at which it was made.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 # Log4j's level below DEBUG.
 TRACE = 5
-# The number of lines that are written at once: about a millisecond.
+# How many lines are written at once, in about a millisecond.
 BATCH = 500
 
 # Both the controller and the brokers write state-change.log.
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 class LogLines:
-    """Lines of one logger and level, as the message of one log record."""
+    """Lines of one logger and level. It is the message of one log record."""
 
     __slots__ = ("lines",)
 
@@ -49,7 +49,7 @@ def write_lines(lines: Iterable[Line]) -> None:
 
 
 class LineBatch:
-    """Lines of one logger, each beginning with `prefix`; written when there are `BATCH` of them, and by `flush`.
+    """Lines of one logger, each beginning with `prefix`. Every `BATCH` lines are written, and the rest by `flush`.
 
     `now_ms` is the wall clock.
     """
@@ -61,7 +61,7 @@ class LineBatch:
         self._lines: list[Line] = []
 
     def wants(self, level: int) -> bool:
-        """Whether lines of this level are written. Call this before formatting a line."""
+        """Whether lines of this level are written. Call it before formatting a line."""
         return self._logger.isEnabledFor(level)
 
     def add(self, level: int, text: str) -> None:

@@ -1,8 +1,8 @@
-"""Numbers about what a program does: plain counters in the code that counts, read only on demand.
+"""The metrics of a program: plain counters in the code that counts, read only on demand.
 
-A part that counts owns its numbers (an `int`, a `Histogram`), and its `register(metrics)`, or that of a module beside
-it, says how they are read: one number by `gauge`, `meter` or `histogram`, one for each value of a tag, or of several,
-by `gauges`, `meters` or `histograms`. Names are those of Kafka's MBeans
+A part that counts owns its numbers (an `int`, a `Histogram`). Its `register(metrics)`, or that of a module beside it,
+says how they are read: `gauge`, `meter` or `histogram` register one number; `gauges`, `meters` or `histograms` register
+one number for each value of a tag or of several tags. Names are those of Kafka's MBeans
 (`kafka.controller:type=KafkaController,name=ActiveControllerCount`). Exporters translate them.
 
 What must stay true: counting is a single addition; all other work happens when a metric is read. This module depends on
@@ -24,7 +24,7 @@ QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
 
 
 class Distribution(Protocol):
-    """What is shown of values that were observed."""
+    """The statistics of observed values."""
 
     @property
     def count(self) -> int: ...
@@ -33,11 +33,11 @@ class Distribution(Protocol):
     def total(self) -> float: ...
 
     def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
-        """For each wanted share, the smallest of the newest values that this share does not exceed; 0 if none."""
+        """The wanted quantiles of the newest values; 0 without values."""
 
 
 def quantiles_of(values: Iterable[float], wanted: Sequence[float]) -> list[float]:
-    """As `Distribution.quantiles`, of these values."""
+    """Like `Distribution.quantiles`, of these values."""
     ordered = sorted(values)
     if not ordered:
         return [0.0] * len(wanted)
@@ -45,7 +45,7 @@ def quantiles_of(values: Iterable[float], wanted: Sequence[float]) -> list[float
 
 
 class Histogram:
-    """Values that were observed: how many, their sum and extremes, and the quantiles of the newest ones.
+    """The number, sum and extremes of observed values, and the quantiles of the newest values.
 
     Kafka weighs its samples by age. Here exactly the newest `RESERVOIR_SIZE` values count.
     """
@@ -72,11 +72,11 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean of all values; 0 when nothing was observed."""
+        """The mean of all values; 0 without values."""
         return self.total / self.count if self.count else 0.0
 
     def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
-        """As `Distribution.quantiles`."""
+        """Like `Distribution.quantiles`."""
         return quantiles_of(self._newest, wanted)
 
 
@@ -98,16 +98,16 @@ Tag = str | tuple[str, ...]
 """The name of a tag, or of several."""
 
 TagSets = tuple[tuple[str, ...], ...]
-"""The sets of tags that values may have, if not all of them: the values of other tags are "" and not shown."""
+"""The sets of tags that values may have, if not every value has all tags. Missing tags are "" and not shown."""
 
 V = TypeVar("V")
 Read = Callable[[], Mapping[str, V] | Iterator[tuple[tuple[str, ...], V] | None]]
-"""Gives the values by the value of the tag; if there are several tags, pairs of a tuple of their values and the value,
-and None where thousands of things have been looked at."""
+"""Returns the metric's values by the value of the tag. With several tags it yields (tuple of the tags' values, value),
+and None after long work, so that others can run."""
 
 
 class Metric(NamedTuple):
-    """One metric. `read` gives its value (a number or a `Distribution`); with the tag "" if it has no tag."""
+    """One metric. `read` returns its values (numbers or `Distribution`s) by tag; the tag is "" if it has no tag."""
 
     name: MetricName
     kind: MetricKind
@@ -117,11 +117,11 @@ class Metric(NamedTuple):
     tag_sets: TagSets = ()
 
     def values(self) -> Iterator[tuple[Any, Any]]:
-        """The tags and values. There may be thousands, which are made as they are taken; others may run in between."""
+        """The tags and values. Thousands of them may be computed lazily, and others may run in between."""
         return (value for value in self.values_in_steps() if value is not None)
 
     def values_in_steps(self) -> Iterator[tuple[Any, Any] | None]:
-        """As `values`, with None where others should run in between."""
+        """Like `values`, with None where others should run in between."""
         values = self.read()
         return iter(list(values.items())) if isinstance(values, Mapping) else values
 
@@ -134,12 +134,12 @@ class Metrics:
         self._walks: list[Callable[[], Steps[None]]] = []
 
     def walk(self, steps: Callable[[], Steps[None]]) -> None:
-        """Adds work in slices that is done each time before the metrics are read, for numbers that need a look at
-        thousands of things."""
+        """Adds work in slices that runs before each reading of the metrics, for numbers that take a look at thousands
+        of things."""
         self._walks.append(steps)
 
     def walks(self) -> Steps[None]:
-        """The steps of all work that must be done before the metrics are read."""
+        """The steps of all work that runs before the metrics are read."""
         for steps in self._walks:
             yield from steps()
 

@@ -1,9 +1,9 @@
-"""Users' regular expressions, and names of topics, groups and ids that any client may have made.
+"""Matches users' regular expressions with names that any client may have chosen: topics, groups and ids.
 
-What must stay true: each comparison ends. Python's engine tries the ways in which an expression matches one after the
-other, and `(a+)+b` has 2^40 ways to fail at forty letters. It holds the interpreter's lock meanwhile, so that not even
-Ctrl-C ends it. So only an expression that is plainly harmless is compared in this process; any other in a process of
-its own, whose processor time is limited.
+What must stay true: each comparison ends. Python's engine tries all ways in which an expression may match, and `(a+)+b`
+has 2^40 of them for forty letters. The engine holds the GIL meanwhile, so that not even Ctrl-C ends it. So only plainly
+harmless expressions are compared in this process. Other expressions are compared in a process of their own with limited
+processor time.
 """
 
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The processor time that all comparisons with one expression may take together.
 LIMIT_S: Final = 5.0
 
-# Without a repetition of a group, with one other repetition and few choices there are few ways to match.
+# An expression without repeated groups, with at most one other repetition and few choices has few ways to match.
 _REPETITION: Final = re.compile(r"[*+{]")
 _CHOICE: Final = re.compile(r"[?|]")
 _REPEATED_GROUP: Final = re.compile(r"\)[*+{]|\\[1-9]|\(\?P=")
@@ -38,7 +38,7 @@ for line in sys.stdin:
 
 
 class InvalidPattern(ValueError):
-    """Not a regular expression; the message says why."""
+    """The text is not a regular expression; the message says why."""
 
 
 class PatternTooSlow(ValueError):
@@ -46,7 +46,7 @@ class PatternTooSlow(ValueError):
 
 
 class Pattern:
-    """A regular expression. Raises InvalidPattern; the comparisons raise PatternTooSlow."""
+    """A regular expression. The constructor raises InvalidPattern, the comparisons raise PatternTooSlow."""
 
     def __init__(self, text: str, flags: int = 0) -> None:
         self.text = text
@@ -90,7 +90,7 @@ class Pattern:
         return answer == "1"
 
     def _start(self) -> "Popen[str]":
-        # Most commands need no other process.
+        # Imported here: most commands start no process.
         from subprocess import DEVNULL, PIPE, Popen
 
         child = Popen(

@@ -7,10 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str, total: int | None, *, visible: bool = True) -> Iterator[Callable[[int], object]]:
-    """Yields a function to be called with each advance; `total` is None when the end is not known.
-
-    Nothing is shown when stderr is not a terminal.
-    """
+    """Yields a function to be called with each advance. `total` is None when the end is unknown."""
     if not visible or not sys.stderr.isatty():
         yield lambda advance: None
         return

@@ -1,16 +1,16 @@
-"""Purgatory: where requests wait that cannot be answered yet (Kafka's `DelayedOperationPurgatory`).
+"""Purgatory holds requests that cannot be answered yet (Kafka's `DelayedOperationPurgatory`).
 
 An operation waits under one or more keys (a partition, a topic). Code that changes the state behind a key calls
-`check(key)`, and every operation waiting under the key looks again. An operation still waiting at its deadline expires.
+`check(key)`, which checks every operation under the key again. An operation that still waits at its deadline expires.
 
 What must stay true:
 - An operation completes exactly once: by a key or by its deadline, whichever comes first.
-- No change is missed between the first look and the wait: the caller looks and registers without an `await`, or notes
-  the keys that change meanwhile (`noting_changes`) and looks at them again.
-- A completed operation holds no timer, is not checked again, and is in no list; an operation under very many keys
+- No change is missed between the first check and the wait: the caller checks and registers without an `await`, or notes
+  the keys that change meanwhile (`noting_changes`) and checks them again.
+- A completed operation holds no timer, is not checked again, and is in no list. An operation under very many keys
   leaves the lists in slices.
-- Operations that wait under one key are looked at in the order in which they came: the first ones within `check`, the
-  others in slices. A change that comes meanwhile has all of them looked at again.
+- Operations under one key are checked in the order of their arrival: the first ones within `check`, the others in
+  slices. After a change meanwhile, all of them are checked again.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from klamm.base.slices import Steps
 
 Key = TypeVar("Key", bound=Hashable)
 
-# The number of lists that an operation leaves before others have the loop: some milliseconds.
+# How many lists an operation leaves in a slice of some milliseconds.
 KEYS_PER_SLICE = 2_000
-# The number of operations that a check looks at, and completes, before others have the loop: some milliseconds.
+# How many operations are checked and completed in a slice of some milliseconds.
 OPERATIONS_PER_SLICE = 200
 
 
 class DelayedOperation(ABC):
-    """A request that waits and can tell whether it is ready."""
+    """A waiting request that can tell whether it is ready."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -74,30 +74,30 @@ class Waiting(Generic[Key]):
 
 
 class Watch(NamedTuple, Generic[Key]):
-    """A wait: `future` says whether the operation has become ready, `add` registers the operation under more keys."""
+    """A wait. `future` tells whether the operation has become ready; `add` registers the operation under more keys."""
 
     future: "asyncio.Future[bool]"
     add: Callable[[Collection[Key]], None]
 
 
 class Purgatory(Generic[Key]):
-    """The operations of one kind that are waiting."""
+    """The waiting operations of one kind."""
 
     def __init__(self) -> None:
-        # Dicts serve as ordered sets: `check` wakes in the order of arrival.
+        # Dicts serve as ordered sets: `check` completes operations in the order of their arrival.
         self._watchers: dict[Key, dict[Waiting[Key], None]] = {}
         self._notes: list[dict[Key, None]] = []
-        # The keys whose operations are being looked at in slices; whether they must be looked at again.
+        # The keys whose operations are being checked in slices, and whether they must be checked again.
         self._checking: dict[Key, bool] = {}
-        # How many operations were still waiting at their deadline.
+        # How many operations have expired.
         self.expired_count = 0
 
     def __len__(self) -> int:
-        """How many (key, operation) pairs are watched; 0 when nothing waits."""
+        """The number of watched (key, operation) pairs; 0 without waiting operations."""
         return sum(map(len, self._watchers.values()))
 
     def count(self) -> Steps[tuple[int, int]]:
-        """The steps to count the (key, operation) pairs that are watched, and the operations that wait."""
+        """Counts the watched (key, operation) pairs and the waiting operations, in steps."""
         pairs, left = 0, KEYS_PER_SLICE
         waiting: dict[Waiting[Key], None] = {}
         for key in list(self._watchers):
@@ -115,13 +115,13 @@ class Purgatory(Generic[Key]):
         return list(self._watchers)
 
     async def wait(self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float) -> bool:
-        """Returns True as soon as `operation.is_ready()`, or False when `timeout_ms` have passed first."""
+        """Returns True as soon as `operation.is_ready()`, or False if `timeout_ms` pass first."""
         return operation.is_ready() or await self.watch(operation, keys, timeout_ms)
 
     async def watch(self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float) -> bool:
         """Like `wait`, for an operation that the caller has just found not ready.
 
-        No `await` may lie between that look and this call.
+        No `await` may be between that check and this call.
         """
         if timeout_ms <= 0:
             return False
@@ -131,13 +131,13 @@ class Purgatory(Generic[Key]):
 
     @contextmanager
     def watching(self, operation: DelayedOperation, timeout_ms: float) -> "Iterator[Watch[Key]]":
-        """For an operation with very many keys, at first registered under no key. The wait ends with the block."""
+        """A wait for an operation with very many keys. It starts without keys, and ends with the block."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiting = self.put(operation, (), timeout_ms, lambda is_ready: _resolve(future, is_ready))
         try:
             yield Watch(future, lambda keys: self._add(waiting, keys))
         finally:
-            # Runs also when the waiter is cancelled because its client has disconnected.
+            # Also runs when the waiter is cancelled because its client has disconnected.
             waiting.cancel()
 
     def put(
@@ -162,7 +162,7 @@ class Purgatory(Generic[Key]):
 
     @contextmanager
     def noting_changes(self) -> Iterator[dict[Key, None]]:
-        """Collects the keys that are checked inside the block, for callers that must `await` while they look."""
+        """Collects the keys that are checked during the block, for callers that must `await` during their own check."""
         changed: dict[Key, None] = {}
         self._notes.append(changed)
         try:

@@ -1,6 +1,6 @@
 """Rates over a sliding window, and token buckets: the arithmetic of all quotas. Pure.
 
-Callers pass the time, in milliseconds of any one clock that never goes back.
+Callers pass the time in milliseconds, from one clock that never goes back.
 
 What must stay true: the memory of a rate is bounded by its number of windows.
 
@@ -11,7 +11,7 @@ from collections import deque
 
 
 class SampledRate:
-    """How much was recorded in the newest `samples` windows of `window_ms`. A window begins with its first record."""
+    """The amount recorded in the newest `samples` windows of `window_ms`. A window begins with its first record."""
 
     __slots__ = ("_samples", "_windows", "total", "window_ms")
 
@@ -26,7 +26,7 @@ class SampledRate:
         windows = self._windows
         if not windows or now_ms - windows[-1][0] >= self.window_ms:
             windows.append([now_ms, 0])
-            if len(windows) > self._samples:  # Nothing was forgotten for long: the memory stays bounded.
+            if len(windows) > self._samples:  # Without `forget_old` the two oldest windows merge, to bound the memory.
                 start_ms, total = windows.popleft()
                 windows[0][0] = start_ms
                 windows[0][1] += total
@@ -34,18 +34,18 @@ class SampledRate:
         self.total += value
 
     def elapsed_ms(self, now_ms: float) -> float:
-        """The time that `total` was recorded in: at least one window."""
+        """The time in which `total` was recorded: at least one window."""
         return max(self.window_ms, now_ms - self._windows[0][0]) if self._windows else self.window_ms
 
     def full_span_ms(self, now_ms: float) -> float:
-        """The time that `total` was recorded in, taking windows that are missing for windows without records: at least
-        `samples - 1` windows, and the elapsed part of the newest."""
+        """The time in which `total` was recorded, counting missing windows as windows without records: at least
+        `samples - 1` windows and the elapsed part of the newest window."""
         elapsed_ms = now_ms - self.began_ms(now_ms)
         missing = max(self._samples - 1, 1) - int(elapsed_ms // self.window_ms)
         return elapsed_ms + max(0, missing) * self.window_ms
 
     def began_ms(self, now_ms: float) -> float:
-        """When the oldest window began."""
+        """The begin of the oldest window."""
         return self._windows[0][0] if self._windows else now_ms
 
     def per_second(self, now_ms: float) -> float:
@@ -57,7 +57,7 @@ class SampledRate:
         while self._windows and self._windows[0][0] <= oldest_ms:
             self.total -= self._windows.popleft()[1]
         if not self._windows:
-            self.total = 0  # Without what fractions leave behind.
+            self.total = 0  # Removes rounding errors of fractions.
 
     def clear(self) -> None:
         self._windows.clear()
@@ -65,7 +65,7 @@ class SampledRate:
 
 
 class TokenBucket:
-    """Tokens that come back at a rate, up to a burst. They may be overdrawn; the bucket begins full."""
+    """Tokens that are refilled at a rate, up to a burst. The bucket starts full, and may be overdrawn."""
 
     __slots__ = ("_tokens", "_updated_ms")
 
@@ -74,7 +74,7 @@ class TokenBucket:
         self._updated_ms = 0.0
 
     def tokens(self, per_second: float, burst: float, now_ms: float) -> float:
-        """What there is now; less than 0 if the bucket is overdrawn."""
+        """The tokens that are left now; negative if the bucket is overdrawn."""
         if self._tokens < burst:
             self._tokens += per_second * (now_ms - self._updated_ms) / 1000
         self._tokens = min(burst, self._tokens)
@@ -82,6 +82,6 @@ class TokenBucket:
         return self._tokens
 
     def take(self, count: float, per_second: float, burst: float, now_ms: float) -> float:
-        """Takes tokens, also those that are not there; returns what there is then."""
+        """Takes tokens, even if this overdraws the bucket; returns the tokens that are left."""
         self._tokens = self.tokens(per_second, burst, now_ms) - count
         return self._tokens

@@ -1,9 +1,10 @@
-"""Log lines about what others do, as often as they like: each is written once, and repetitions are counted.
+"""Log lines about events that clients and other programs cause at any rate. Each line is written once, and repetitions
+are counted.
 
 What must stay true:
-- A line says at once what happened for the first time, and within `WINDOW_S` how often it has happened since.
-- Others cannot fill the log or the memory: at most `MAX_NEW_LINES` lines of a window are new, and at most
-  `MAX_REMEMBERED` lines of at most `MAX_CHARACTERS` are remembered. What exceeds that is counted in one line.
+- The first event of a kind is logged at once, and the number of its repetitions within `WINDOW_S`.
+- Other programs cannot fill the log or the memory: at most `MAX_NEW_LINES` lines of a window are new, and at most
+  `MAX_REMEMBERED` lines of at most `MAX_CHARACTERS` are remembered. One line counts the excess.
 """
 
 import asyncio
@@ -19,19 +20,19 @@ _NUMBER = re.compile(r"\d+")
 
 
 class RepeatedLines:
-    """The repeated lines of one logger, at level WARNING. `close` writes the counts that are not written yet."""
+    """The repeated lines of one logger, at level WARNING. `close` writes the pending counts."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        # By subject and line without numbers: the line, and how often it was repeated since it was last written. The
-        # least recently used come first.
+        # By subject and line without numbers: the line, and its repetitions since it was last written. The least
+        # recently used lines come first.
         self._lines: dict[tuple[str, str], tuple[str, int]] = {}
         self._new_lines = self._others = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def warn(self, subject: str, what: str) -> None:
-        """`what` happened because of `subject`. A number in `what`, such as a position or a duration, makes no
-        difference between two lines."""
+        """Logs that `what` happened because of `subject`. Lines that differ only in numbers in `what`, such as
+        positions or durations, are repetitions."""
         subject, what = subject[:MAX_CHARACTERS], what[:MAX_CHARACTERS]
         key = subject, _NUMBER.sub("0", what)
         known = self._lines.pop(key, None)

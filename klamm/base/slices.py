@@ -1,18 +1,18 @@
-"""Long work in slices, so that the loop serves others in between.
+"""Long work in slices, so that the loop has turns in between.
 
 A slice ends after a number of pieces, not after some time: under the simulator's clock work takes no time, and slices
-must exist there too. Where a piece may need the disk and take a thousand times as long as another, a slice also ends
-by the loop's clock. `Slices` counts both. Long work has one of two forms:
+must exist there too. If some pieces need the disk and take a thousand times as long as others, a slice also ends by the
+loop's clock. `Slices` counts both. Long work has one of two forms:
 
 | the work                                  | how it yields                                                            |
 |-------------------------------------------|--------------------------------------------------------------------------|
 | a coroutine, which waits for other things | `async for item in each(items)`; `async for piece in slices(items)`      |
-|                                           | where a whole piece is worked on at once, or an item takes about a       |
-|                                           | microsecond; `for_slices`, if ZooKeeper is asked for each piece          |
-| a generator (`Steps`), which does not     | `if slices.spend(): yield`; `mapped` stands for a list comprehension     |
+|                                           | if a whole piece is processed at once, or an item takes about a          |
+|                                           | microsecond; `for_slices`, if each piece is a request to ZooKeeper       |
+| a generator (`Steps`), which does not     | `if slices.spend(): yield`; `mapped` replaces a list comprehension       |
 
 Nested loops share one `Slices`: `each(items, slices)`. A coroutine runs the steps of a generator with `in_slices`, or
-in `Turns`; `begin` takes the first step at once, and `in_one_go` takes all.
+in `Turns`. `begin` runs the first step at once, and `in_one_go` runs all steps.
 
 The simulator makes all slices as small as they can be (`klamm.simulation.machine.small_slices`); the names of their
 sizes end with SLICE.
@@ -32,13 +32,13 @@ Steps = Generator[None, None, T]
 SLICE = 500
 # For pieces that take about a microsecond, such as a dictionary lookup.
 CHEAP_SLICE = 10 * SLICE
-# Where a slice also ends by the clock, the time after which it ends.
+# The duration after which a slice ends if it also ends by the clock.
 SLICE_MS = 5
 
 
 class Slices:
-    """Counts the pieces of long work and says when others should have the loop: after every `pieces` (`SLICE`), and
-    with `clock_s` (the loop's clock) also when the slice has taken `SLICE_MS`."""
+    """Counts the pieces of long work. A slice ends after `pieces` (`SLICE`), and with `clock_s` (the loop's clock) also
+    after `SLICE_MS`."""
 
     __slots__ = ("_clock_s", "_end_s", "_left", "_pieces")
 
@@ -48,19 +48,19 @@ class Slices:
         self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
 
     def spend(self, pieces: int = 1) -> bool:
-        """Takes `pieces` from the slice; returns whether it is used up. If so, the next slice begins."""
+        """Takes `pieces` from the slice; returns whether the slice is used up. If so, the next slice begins."""
         self._left -= pieces
         return (self._left <= 0 or self._clock_s is not None) and self._is_used_up()
 
     def count(self, pieces: int) -> None:
-        """Takes `pieces` from the slice. The next `spend`, or item of `each`, sees whether it is used up."""
+        """Takes `pieces` from the slice. The next `spend` or item of `each` checks whether the slice is used up."""
         self._left -= pieces
 
     def _is_used_up(self) -> bool:
         if self._left > 0 and (self._clock_s is None or not self._is_late(self._clock_s())):
             return False
         self._left = self._pieces
-        # The next slice begins only after others have had the loop, so its first piece starts the clock.
+        # The next slice begins only after a turn of the loop, so its first piece starts the clock.
         self._end_s = None
         return True
 
@@ -71,13 +71,13 @@ class Slices:
 
 
 def slices(items: Iterable[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
-    """The items as they are now in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
+    """The current items in pieces of at most `size` (`SLICE`). The loop has a turn between two pieces."""
     return _Pieces(tuple(items), size or SLICE)
 
 
 def each(items: Iterable[T], slices: Slices | int | None = None) -> AsyncIterator[T]:
-    """The items as they are now, one by one; the loop has a turn between two of them when a slice is used up. The
-    items of an iterator are taken as the loop comes to them."""
+    """The current items one by one. The loop has a turn when a slice is used up. The items of an iterator are taken one
+    by one, not in advance."""
     return _Each(
         items if isinstance(items, Iterator) else iter(tuple(items)),
         slices if isinstance(slices, Slices) else Slices(slices),
@@ -85,8 +85,8 @@ def each(items: Iterable[T], slices: Slices | int | None = None) -> AsyncIterato
 
 
 class _Pieces(AsyncIterator[Sequence[T]]):
-    """An iterator and no asynchronous generator: a loop that ends early would leave a generator to be closed some time
-    later, by the garbage collector."""
+    """Not an asynchronous generator: if a loop ended early, the garbage collector would close the generator some time
+    later."""
 
     __slots__ = ("_items", "_size", "_start")
 
@@ -106,7 +106,7 @@ class _Pieces(AsyncIterator[Sequence[T]]):
 
 
 class _Each(AsyncIterator[T]):
-    """As `_Pieces`."""
+    """Not an asynchronous generator, for the reason of `_Pieces`."""
 
     __slots__ = ("_items", "_slices")
 
@@ -150,7 +150,7 @@ async def for_slices(
 
 
 def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = None) -> Steps[list[R]]:
-    """The steps of `[make(item) for item in items]`. Loops within others count in the same `slices`."""
+    """The steps of `[make(item) for item in items]`. Nested loops share `slices`."""
     slices = slices or Slices()
     made = []
     for item in items:
@@ -161,7 +161,7 @@ def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = N
 
 
 async def in_slices(steps: Steps[T]) -> T:
-    """Runs all steps of long work and lets others have the loop between them. Returns or raises what `steps` does."""
+    """Runs all steps of long work, with turns of the loop in between. Returns or raises what `steps` does."""
     while True:
         try:
             next(steps)
@@ -172,7 +172,7 @@ async def in_slices(steps: Steps[T]) -> T:
 
 
 def in_one_go(steps: Generator[object, None, T]) -> T:
-    """Takes all steps without a pause. Returns their result."""
+    """Runs all steps without a pause. Returns their result."""
     while True:
         try:
             next(steps)
@@ -182,7 +182,7 @@ def in_one_go(steps: Generator[object, None, T]) -> T:
 
 
 def begin(steps: Steps[T]) -> T | Coroutine[Any, Any, T]:
-    """Takes the first step: what the steps return if there was only one, else the rest of them, to be awaited."""
+    """Runs the first step. Returns the result if this was the only step, else the rest of the steps, to be awaited."""
     try:
         next(steps)
     except StopIteration as end:
@@ -197,9 +197,9 @@ async def _rest(steps: Steps[T]) -> T:
 
 
 class Turns:
-    """Long work of one kind, in slices and one after the other.
+    """Long work of one kind, in slices and one piece of work after the other.
 
-    Run side by side, all pieces of work would finish late, and all partial results would be in memory at once. A turn
+    Side by side, all pieces of work would finish late, and all partial results would be in memory at once. A turn
     begins with `wait_for_room`, if given.
     """
 
@@ -208,7 +208,7 @@ class Turns:
         self._wait_for_room = wait_for_room
 
     async def take(self, steps: Steps[T]) -> T:
-        """Like `in_slices`, once it is this work's turn. Work with a single step does not wait for its turn."""
+        """Like `in_slices`, when it is this work's turn. Work with a single step does not wait for its turn."""
         try:
             next(steps)
         except StopIteration as end:

@@ -1,9 +1,9 @@
-"""The machine itself, behind the seams of `environment.py`: its clock, chance, disk, threads and processes.
+"""The real machine behind the seams of `environment.py`: its clock, randomness, disk, threads and processes.
 
 What must stay true:
 - No other module of klamm opens a file, reads the wall clock, draws a random number or starts a thread.
-- Where a system lacks a call, as macOS lacks fdatasync, syncfs, fallocate and RWF_NOWAIT, the seam's promise holds all
-  the same, or the call ends in an OSError.
+- If a system lacks a call, as macOS lacks fdatasync, syncfs, fallocate and RWF_NOWAIT, the seam's promise still holds,
+  or the call raises an OSError.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from klamm.base.worker import Worker
 
 T = TypeVar("T")
 
-# How many of its descriptors a process keeps for files that are open for a moment only, if it may open many files.
+# The most descriptors that a process keeps free for files that are only open for a moment.
 MAX_KEPT_DESCRIPTORS = 1000
 
-# The most files that a process may open on macOS without a limit that its user has raised.
+# The most files that a process may open on macOS unless its user has raised the limit.
 _OPEN_MAX = 10_240
 
 # The types, in statfs(2), of ext4, XFS and Btrfs.
@@ -41,9 +41,9 @@ _SYNCED_FILE_SYSTEMS = (0xEF53, 0x58465342, 0x9123683E)
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Only Linux has this file.
 _MAX_BOOT_ID_LENGTH = 64
-# While other processes want the processors, one with the lowest priority may need minutes for seconds of compilation.
+# On busy processors, a process with the lowest priority may need minutes for seconds of compilation.
 _MAX_SILENT_IN_BACKGROUND_S = 600
-# A process of `run_in_background` sees after so long that its broker has died.
+# A process of `run_in_background` notices after this time that its broker has died.
 _LONGEST_NAP_S = 0.25
 
 
@@ -106,8 +106,8 @@ class SystemFile(File):
     def allocate(self, size_bytes: int) -> None:
         import ctypes  # Few brokers need it.
 
-        # Not the POSIX function that Python has: where the file system cannot allocate, that one writes zeros into the
-        # file, and may overwrite what is appended meanwhile.
+        # Not os.posix_fallocate: if the file system cannot allocate, that function writes zeros into the file, and may
+        # overwrite data that are appended meanwhile.
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "fallocate"):
             raise OSError(errno.EOPNOTSUPP, "this system has no fallocate", self.path)
@@ -207,7 +207,7 @@ class SystemFileSystem(FileSystem):
 
 
 class SystemEnvironment(Environment):
-    """The real clock, chance and disk. Blocking work has a few threads, and so has long work."""
+    """The real clock, randomness and disk. Blocking work and long work have a few threads each."""
 
     has_compiled_loops = True
 
@@ -227,7 +227,7 @@ class SystemEnvironment(Environment):
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    # Not in a method, which would cost as much again for each request.
+    # Not in a method, which would double the cost for each request.
     work_clock_s = staticmethod(time.perf_counter)
     work_time_s = staticmethod(time.thread_time)
 
@@ -239,7 +239,7 @@ class SystemEnvironment(Environment):
 
     async def run_foreign(self, function: Callable[..., T], *arguments: object) -> T:
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # From here on a cancelled caller does not cancel it.
+        done.set_running_or_notify_cancel()  # From here on, cancelling the caller does not cancel the function.
 
         def run() -> None:
             try:
@@ -254,7 +254,7 @@ class SystemEnvironment(Environment):
         count = max(count, self._usual_workers)
         if count != self._long_workers:
             self._long_workers = count
-            # Work that has been given to the former threads is still done.
+            # The former threads still finish their work.
             self._long_pool.shutdown(wait=False)
             self._long_pool = _threads("klamm-long", count)
 
@@ -349,7 +349,7 @@ def _on_the_disk(
 
 
 def _resident_bytes(pid: int) -> int:
-    """The memory of a process; 0 if it has ended, or where the system does not tell."""
+    """The memory of a process; 0 if it has ended, or if the system does not tell."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -358,7 +358,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _sync(descriptor: int) -> None:
-    """Returns when the file or directory is on the disk, and not only in the disk's cache, where macOS's fsync ends."""
+    """Returns when the file or directory is on the disk. On macOS fsync only reaches the disk's cache."""
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is None:
         os.fsync(descriptor)
@@ -367,8 +367,8 @@ def _sync(descriptor: int) -> None:
 
 
 def _sync_file_system(directory: str) -> bool:
-    """Calls syncfs(2), which reports failed writes since Linux 5.8. Other file systems, for example FUSE's, may answer
-    before the data are on a disk."""
+    """Calls syncfs(2), which reports failed writes since Linux 5.8. Returns False for other file systems: some, such as
+    FUSE's, may answer before the data are on a disk."""
     system = os.uname()
     release = re.match(r"(\d+)\.(\d+)", system.release)
     if system.sysname != "Linux" or release is None or (int(release[1]), int(release[2])) < (5, 8):
@@ -391,14 +391,14 @@ def _sync_file_system(directory: str) -> bool:
 
 
 def open_file_limit() -> int:
-    """How many files, connections among them, this process may have open."""
+    """How many files, including connections, this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def is_kept_descriptor(descriptor: int) -> bool:
-    """Whether this is one of the last descriptors of the process, a quarter of them and at most MAX_KEPT_DESCRIPTORS.
+    """Whether this is one of the process's last descriptors: the last quarter, but at most MAX_KEPT_DESCRIPTORS.
 
-    Connections and files that stay open do not take them: requests that open a file for a moment could not be served.
+    These are kept free of connections and files that stay open, so that requests can open a file for a moment.
     """
     limit = open_file_limit()
     return descriptor >= limit - min(limit // 4, MAX_KEPT_DESCRIPTORS)

@@ -1,7 +1,7 @@
-"""Background tasks whose faults are reported.
+"""Background tasks whose exceptions are reported.
 
-What must stay true: a task that no code awaits is started here. An exception in such a task is a fault of the program;
-`on_failure` gets the exception and can stop the process, instead of the loop only logging it.
+What must stay true: every task that no code awaits is started here. An exception in such a task is a programming error:
+`on_failure` gets the exception and can stop the process, while the loop would only log it.
 """
 
 import asyncio

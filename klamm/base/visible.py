@@ -1,15 +1,15 @@
-"""Text from outside as text that a reader can trust: names, ids, configs' values, headers, messages of other programs.
+"""Makes text from other programs safe to show: names, ids, config values, headers, messages.
 
 What must stay true: any client may have written the text. `visible` leaves no character that moves, hides or reorders
-others: control characters, line separators, bidirectional marks, characters without width. So one line stays one line,
-and two names that look alike are alike.
+other characters: control characters, line separators, bidirectional marks, zero-width characters. So one line stays one
+line, and hidden characters cannot make two names look alike.
 """
 
 import re
 import unicodedata
 from typing import Final
 
-# Control, format (bidirectional marks among them), surrogates, private use, unassigned; line and paragraph separators.
+# Control, format (including bidirectional marks), surrogates, private use, unassigned; line and paragraph separators.
 _HIDDEN_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 # Letters and marks that are not drawn (Unicode's Default_Ignorable_Code_Point beyond the categories above).
 _NOT_DRAWN: Final = re.compile(
@@ -20,7 +20,7 @@ _NOT_DRAWN: Final = re.compile(
 def visible(text: str, *, keep: str = "") -> str:
     """The text without invisible characters: each becomes an escape such as \\u202e, except those of `keep`.
 
-    What is visible already comes back as it is, so a second call changes nothing.
+    Visible text is returned unchanged, so a second call changes nothing.
     """
     if text.isprintable() and (text.isascii() or _NOT_DRAWN.search(text) is None):
         return text

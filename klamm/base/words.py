@@ -1,4 +1,4 @@
-"""Numbers, sizes, times, tables and names of brokers as all commands print them. Pure."""
+"""The form in which all commands print numbers, sizes, times, tables and broker names. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -50,7 +50,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def table_lines(rows: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> Iterator[str]:
-    """Columns as wide as their visible cells must be, with text to the left; those in `numbers` stand to the right."""
+    """Columns as wide as their visible cells. Text is aligned left; the columns in `numbers` are aligned right."""
     to_the_right = set(numbers)
     rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

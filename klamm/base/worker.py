@@ -1,19 +1,19 @@
-"""A process beside the broker for work that would hold its loop: walks through very many records.
+"""A process beside the broker for work that would hold its loop, such as a walk through very many records.
 
 `Worker` is the broker's side. It starts the process for the first job, ends the process after a while without jobs, and
-starts another after one has died. `serve` is the process's side. Between them is a socket pair that carries pickled
+starts a new process if one has died. `serve` is the process's side. A socket pair between them carries pickled
 messages, each after its length. The broker sends (number, work, arguments), or (number,) to cancel a job; the process
-sends (number, result, error). Each job is answered once, a cancelled one too.
+sends (number, result, error). Each job is answered once, even if it is cancelled.
 
 What must stay true:
 - The process ends when its socket closes, however the broker dies, at the latest after the current step.
-- Jobs take turns, a step each. A job that announces how many bytes it is about to hold waits until there is room; the
-  other jobs continue meanwhile. One job alone always has room.
+- Jobs take turns of one step each. A job that announces how many bytes it will hold waits until there is room, while
+  the other jobs continue. A single job always has room.
 - A job whose caller is cancelled ends at its next step. When the process dies, its jobs end in WorkerFailed.
-- The broker has no more than `MAX_JOBS` jobs in the process; further callers wait in the order of their arrival. A
-  cancelled job counts until the process has confirmed the cancellation, so a client that asks and hangs up again and
-  again fills no memory.
-- A process that has jobs sends a message every second. A process that stays silent for too long is killed.
+- The broker has at most `MAX_JOBS` jobs in the process; further callers wait in the order of their arrival. A cancelled
+  job counts until the process has confirmed the cancellation, so a client that repeatedly asks and disconnects cannot
+  fill the memory.
+- A process that has jobs sends a message every second. A process that is silent for too long is killed.
 
 The process also keeps a job's imports, for example numba, out of the broker.
 """
@@ -51,7 +51,7 @@ _LOWEST_NICENESS = 19
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
 _WORD_EVERY_S = 1.0
-# Answers no job; says only that the process is at work.
+# Not an answer to a job: the process only tells that it is at work.
 _AT_WORK = (None, None, None)
 
 
@@ -63,8 +63,8 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """Used in one loop. `run_blocking` is `Environment.run_blocking`, because starting a process takes a while. `reap`
-    waits, off the loop, for the end of a killed process."""
+    """Use it in one loop. `run_blocking` is `Environment.run_blocking`, because starting a process takes a while.
+    `reap` waits for the end of a killed process, off the loop."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Worker:
         max_silent_s: int = MAX_SILENT_S,
         is_background: bool = False,
     ) -> None:
-        """`is_background`: the process gets processor and disk only when no other process wants them."""
+        """With `is_background` the process gets processor and disk only when no other process needs them."""
         self._spawn = functools.partial(_spawn, is_background=is_background)
         self._run_blocking = run_blocking
         self._reap = reap
@@ -145,7 +145,7 @@ class Worker:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self._leave()  # The turn had come; pass it on.
+                self._leave()  # This caller's turn had come; pass it on.
             raise
 
     def _leave(self) -> None:
@@ -163,7 +163,7 @@ Spawned = tuple["subprocess.Popen[bytes]", socket.socket]
 
 
 def _spawn(*, is_background: bool) -> Spawned:
-    """Starts a process; returns it with this end of its socket."""
+    """Starts a process; returns the process and this end of its socket."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
@@ -176,7 +176,7 @@ def _spawn(*, is_background: bool) -> Spawned:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                # The process imports klamm from where this process did.
+                # The process imports klamm from the same place as this process.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)},
             )
     except BaseException:
@@ -228,7 +228,7 @@ class _Process(asyncio.Protocol):
         return answer
 
     def _count_silence(self) -> None:
-        """Counts only seconds in which the broker runs: after a SIGSTOP of the broker, messages may be waiting."""
+        """Counts silence, but only in seconds in which the broker runs: after a SIGSTOP, messages may be waiting."""
         self._watch = None
         self._silent_s += 1
         if self._silent_s > self._max_silent_s:
@@ -359,7 +359,7 @@ class Jobs:
             self._ended(number)
             return number, end.value, None
         except MemoryError:
-            # Not a fault of the job; more memory may be free when its client tries again.
+            # Not an error of the job: more memory may be free when the client tries again.
             self._ended(number)
             return number, None, WorkerFailed("the worker process has no memory for the job")
         except Exception as error:
@@ -393,7 +393,7 @@ def serve(connection: socket.socket, jobs: Jobs) -> None:
     received = bytearray()
     clock_s = time.monotonic  # noqa: TID251  # there is no loop here
     said_s = clock_s()
-    # Its descriptor has the number that it has in the broker, which may be too large for select.
+    # The descriptor has the same number as in the broker, which may be too large for select.
     readable = select.poll()
     readable.register(connection, select.POLLIN)
     while True:
@@ -416,7 +416,7 @@ def serve(connection: socket.socket, jobs: Jobs) -> None:
 
 
 def _lower_priority() -> None:
-    # The kernel derives the priority at the disk from the niceness.
+    # The kernel derives the disk priority from the niceness.
     os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_NICENESS)
 
 
@@ -426,6 +426,6 @@ if __name__ == "__main__":
     jobs = Jobs()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(socket.socket(fileno=int(sys.argv[1])), jobs)
-    # Exit at once: no further job, and no waiting for threads. No job tidies up, because the broker may have started
-    # again, and another process may be at the same work by now.
+    # Exit at once, without further jobs and without waiting for threads. Jobs must not clean up: the broker may have
+    # restarted, and another process may do the same work by now.
     os._exit(0)

@@ -7,14 +7,14 @@ controller died. Later controllers do not know the topic and cannot announce its
 
 | it looks                                                                     | because it may have missed        |
 |------------------------------------------------------------------------------|-----------------------------------|
-| in each new session with ZooKeeper                                           | what happened without a session   |
-| after the first UpdateMetadata of a controller, and the first to each of its | what was told to others only, or  |
-| own registrations: from then on it is among those whom that controller tells | was lost with the last controller |
-| when groups are loaded that have offsets of unknown topics                   | what their last coordinator heard |
+| in each new session with ZooKeeper                                           | deletions without a session       |
+| after the first UpdateMetadata of a controller, and the first to each of its | deletions told to others only, or |
+| own registrations: from then on that controller tells this broker            | lost with the last controller     |
+| when groups are loaded that have offsets of unknown topics                   | deletions told to the coordinator |
 
 What must stay true:
-- A topic is forgotten only if it does not exist or is being deleted. The broker knew the topic before its ZooKeeper
-  server caught up (`sync`), and the controller has sent nothing about the topic since.
+- A topic is forgotten only if it does not exist or is being deleted. The broker must have known the topic before its
+  ZooKeeper server caught up (`sync`), without news of the topic from the controller since.
 - Requests of the controller and looks run one after another; the effects of one are complete before the next begins.
 - The logs of forgotten topics stay on the disk.
 
@@ -43,16 +43,16 @@ from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
-# The number of topics, or partitions, that are checked before others have the loop.
+# How many topics or partitions a slice checks.
 TOPICS_PER_SLICE = 1000
-# The number of topics that a log line names.
+# A log line names at most this many topics.
 MAX_LISTED = 10
 
 _log = logging.getLogger(__name__)
 
 
 class ComparedState(IntEnum):
-    """The kinds of state that a look compares with ZooKeeper. Each kind includes the ones before."""
+    """The kinds of state that a look compares with ZooKeeper. Each kind includes the kinds before it."""
 
     NOTHING = 0
     UNKNOWN_TOPICS = 1  # names of topics of which only committed offsets are left
@@ -102,7 +102,8 @@ class MetadataUpdates:
         self._controller_epoch, self._broker_epoch = request.controller_epoch, request.broker_epoch
 
     def _apply(self, request: UpdateMetadataRequest) -> Steps[None]:
-        """From here on no client can commit offsets for the deleted partitions, nor yet for recreated ones."""
+        """From here on no client can commit offsets for the deleted partitions, or for recreated ones before the
+        end."""
         before = self._metadata_cache.snapshot
         deleted = yield from self._metadata_cache.update_steps(request)
         yield from self._group_coordinator.partitions_deleted(deleted)
@@ -128,7 +129,7 @@ class MetadataUpdates:
     # -- deletions that no request reports ------------------------------------------------------------------------
 
     def look_for_deleted_topics(self, look: ComparedState) -> None:
-        """Begins a look; also during a running look, which may have begun too early."""
+        """Begins a look. During a running look, which may have begun too early, another look follows."""
         self._wanted = max(self._wanted, look)
         if self._looking is None and not self._is_stopping:
             self._looking = start_task(self._look_until_done(), self._on_failure)

@@ -16,7 +16,7 @@ from klamm.zookeeper.keeper_exceptions import (
     ZooKeeperError,
 )
 
-# The expected errors of work on one item of a request. Any other exception is a fault of the program.
+# The expected errors of work on one item of a request. Any other exception is a programming error.
 ITEM_ERRORS = (KafkaError, ZooKeeperError, ZnodeError)
 
 # The broker's session, or its connection, has ended: the outcome of a pending write is unknown.
@@ -24,11 +24,11 @@ _ENDED = (ConnectionLoss, SessionExpired, SessionMoved, AuthFailed, ClientClosed
 
 
 def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaError:
-    """The KafkaError with which one of `ITEM_ERRORS` is answered."""
+    """The KafkaError that answers one of `ITEM_ERRORS`."""
     if isinstance(error, KafkaError):
         return error
     if isinstance(error, ZooKeeperError):
-        # A write that ZooKeeper refuses is not done, and a repetition would be refused too.
+        # ZooKeeper has not done a refused write, and would refuse it again.
         code = ErrorCode.REQUEST_TIMED_OUT if isinstance(error, _ENDED) else ErrorCode.UNKNOWN_SERVER_ERROR
         return KafkaError(code, f"ZooKeeper: {error}")
     # The item's znode has invalid content, written by another program.
@@ -36,7 +36,7 @@ def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaErro
 
 
 def outcome(error: KafkaError | None = None) -> dict[str, Any]:
-    """The fields of a response, or of an item in it, that say what has failed, if anything has."""
+    """The error fields of a response, or of an item in it."""
     return {
         "error_code": error.code if error else ErrorCode.NONE,
         "error_message": error.message or None if error else None,
@@ -44,11 +44,11 @@ def outcome(error: KafkaError | None = None) -> dict[str, Any]:
 
 
 def as_controllers_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaError:
-    """As `as_kafka_error`, for changes of topics, which only the controller serves: NOT_CONTROLLER when its session has
-    ended, so that clients ask the next controller.
+    """Like `as_kafka_error`, for changes of topics, which only the controller serves: NOT_CONTROLLER when its session
+    has ended, so that clients ask the next controller.
 
-    REQUEST_TIMED_OUT would say that the change is written and is still to take effect: librdkafka, which by default
-    does not wait for that, reports success.
+    REQUEST_TIMED_OUT would mean that the change is written and will take effect later: librdkafka, which by default
+    does not wait for that, would report success.
     """
     if isinstance(error, _ENDED):
         return KafkaError(ErrorCode.NOT_CONTROLLER, f"the session of the controller's broker has ended: {error}")

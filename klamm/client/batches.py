@@ -1,7 +1,7 @@
-"""What a `Sender` sends: batches of records, under a producer's identity, in a transaction or not.
+"""The batches of records that a `Sender` sends, with a producer's identity, in a transaction or not.
 
-What must stay true: a sealed batch never changes, so that a broker recognizes it when it comes twice. Only a batch that
-was never sent may be sealed again.
+What must stay true: a sealed batch never changes, so that a broker recognizes duplicates. Only a batch that was never
+sent may be sealed again.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from klamm.protocol.vocabulary import PartitionKey
 
 @dataclass(frozen=True, slots=True)
 class PartitionBatch:
-    """A sealed batch for a partition; `size_bytes` without compression."""
+    """A sealed batch for a partition. `size_bytes` is its size without compression."""
 
     topic: str
     partition: int
@@ -36,17 +36,17 @@ NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
 
 
 class TransactionFailed(KafkaError):
-    """Nothing more can be sent in this transaction."""
+    """No more records can be sent in this transaction."""
 
 
 class Transaction(ABC):
-    """The transactions of a producer, one at a time, as far as its sender must know them."""
+    """The transactions of a producer, one at a time: the part that its sender needs."""
 
     transactional_id: str
     identity: Identity
-    """The producer id and epoch. Sequence numbers begin at 0 with each epoch."""
+    """The producer id and epoch. Sequence numbers start at 0 in each epoch."""
     number: int = 0
-    """How many transactions have ended."""
+    """The number of transactions that have ended."""
 
     @abstractmethod
     async def add_partition(self, partition: PartitionKey) -> None:
@@ -57,17 +57,17 @@ class Transaction(ABC):
 
     @abstractmethod
     def batch_failed(self, error: BaseException, *, may_come_late: bool) -> None:
-        """A batch will not be written, or perhaps not. So the transaction cannot be committed.
+        """A batch was not or may not have been written, so the transaction cannot be committed.
 
-        With `may_come_late` a batch may still be on its way to a leader, after this.
+        With `may_come_late` a leader may still receive a batch later.
         """
 
 
 class Batch(ABC):
-    """A batch of one partition that waits for its acknowledgement, and what its producer wants to know of it.
+    """A batch of one partition that waits for its acknowledgement, with callbacks for its producer.
 
-    `deadline` is a time of the loop's clock. `data` is the sealed batch, None until then; `memory_bytes` what counts
-    against the buffer memory. `attempts` counts how often it was sent. Only a ready batch is sent. `number` grows with
+    `deadline` is a time of the loop's clock. `data` is the sealed batch, or None before. `memory_bytes` counts against
+    the buffer memory. `attempts` counts how often the batch was sent. Only a ready batch is sent. `number` grows with
     each batch of the sender.
     """
 
@@ -93,23 +93,23 @@ class Batch(ABC):
 
     @abstractmethod
     def unseal(self) -> bool:
-        """Makes it a batch that was never sent, and can be sealed again; False if that is not possible."""
+        """Makes the batch one that was never sent and can be sealed again; False if that is impossible."""
 
     @abstractmethod
     def part(self, size_bytes: int, data: Buffer, first: int, count: int) -> "Batch":
-        """`count` of this batch's records, from the record with index `first` on, as a batch with this `data`."""
+        """A batch with this `data`, for `count` of this batch's records from index `first` on."""
 
     @abstractmethod
     def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
-        """The replicas have the batch; the offset is -1 if the response has none."""
+        """The replicas have the batch. The offset is -1 if the response has no offset."""
 
     @abstractmethod
     def failed(self, error: BaseException) -> None:
-        """It will not be sent again."""
+        """The batch will not be sent again."""
 
 
 class SealedBatch(Batch):
-    """A batch that came sealed. Its failure ends the sender, and the waiters get the error."""
+    """A batch that the caller has sealed. Its failure ends the sender, and the waiters get the error."""
 
     __slots__ = ()
 

@@ -1,12 +1,12 @@
-"""A client of a whole cluster: it finds the brokers, looks up leaders, and retries transient failures.
+"""A client of a whole cluster: finds the brokers, looks up leaders, and retries transient failures.
 
 What must stay true:
 - A request that may not be executed twice is never sent twice: after it was written, a disconnection is an error.
 - Retries end: no attempt begins after the policy's deadline.
-- A broker that is cut off from the cluster does not hold the client back: metadata with an older leader epoch is
-  ignored (KIP-320), and before a further attempt the client asks another broker.
+- A broker that is cut off from the cluster does not hold back the client: metadata with an older leader epoch is
+  ignored (KIP-320), and each further attempt asks another broker.
 
-`connections.py` has the connections, `metadata.py` what brokers say of the cluster, `retries.py` what is tried again.
+`connections.py` has the connections, `metadata.py` the brokers' metadata, `retries.py` the retries.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ from klamm.protocol.messages import ApiKey
 
 T = TypeVar("T")
 
-# Once a broker answers, the other bootstrap addresses have this time to say which cluster they belong to.
+# After the first answer, the other bootstrap addresses have this time to tell which cluster they belong to.
 COMPARE_FOR_S: Final = 0.3
 
 
 class _LookUp:
-    """The requests for a topic's leaders, one at a time: how many have begun, and why the last one has failed."""
+    """The requests for a topic's leaders, one at a time: how many have begun, and why the last request has failed."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -75,9 +75,9 @@ class ClusterClient:
     """A cluster, found through `bootstrap` addresses.
 
     `send_to_any` and `send_to_leader` retry a request while it fails for a transient reason: no connection, no known
-    leader, or a response in which `errors_of(response)` finds a retriable code. When the policy's time is over, the
-    last response is returned as it is, or the last error raised: ClientError, or KafkaError when there was no leader. A
-    request is retried after a disconnection only if it is `repeatable`. `fan_out.py` sends to many brokers.
+    leader, or a response in which `errors_of(response)` finds a retriable code. When the policy's time is over, they
+    return the last response as it is, or raise the last error: ClientError, or KafkaError if there is no leader. After
+    a disconnection only `repeatable` requests are retried. `fan_out.py` sends to many brokers.
     """
 
     def __init__(
@@ -90,11 +90,10 @@ class ClusterClient:
         if not bootstrap:
             raise ValueError("no bootstrap address")
         self.metadata = ClusterMetadata()
-        # The broker ids of the coordinators of groups and of transactional ids, as far as they were asked for and not
-        # found wrong.
+        # The known coordinators (broker ids) of groups and of transactional ids, unless they were found wrong.
         self.coordinators: dict[str, int] = {}
         self.transaction_coordinators: dict[str, int] = {}
-        # Consumers of this client read from followers in its rack.
+        # The client's rack, in which its consumers read from followers.
         self.read_replicas = ReadReplicas(rack)
         self._bootstrap = list(bootstrap)
         self._options = options or ConnectionOptions()
@@ -104,7 +103,7 @@ class ClusterClient:
         # The broker that answered the last metadata request.
         self._informant: Address | None = None
         self._refreshes = 0
-        # Clients made by `another`, until they are closed.
+        # The open clients that `another` has made.
         self._parent: ClusterClient | None = None
         self._children: dict[ClusterClient, None] = {}
 
@@ -115,7 +114,7 @@ class ClusterClient:
         *,
         errors_of: Callable[[Response], Iterable[int]] = _no_errors,
     ) -> Response:
-        """Sends to any broker that can be reached."""
+        """Sends to any reachable broker."""
         return await self._repeat(lambda: self._send_any(api_key, build, self._addresses()), errors_of)
 
     async def send_to_leader(
@@ -129,7 +128,7 @@ class ClusterClient:
         repeatable: bool = True,
         timeout_ms: int | None = None,
     ) -> Response:
-        """Sends to the leader of a partition, which is looked up again before every further attempt."""
+        """Sends to the leader of a partition. Every further attempt looks up the leader again."""
         stale = False
 
         async def attempt() -> Response:
@@ -147,12 +146,11 @@ class ClusterClient:
         return await self._repeat(attempt, errors_of, repeatable)
 
     async def reach(self, timeout_ms: int, refused_timeout_ms: int) -> None:
-        """Connects to a bootstrap address, and tries again for `timeout_ms` while none answers.
+        """Connects to a bootstrap address, and retries for `timeout_ms` while no address answers.
 
-        It ends after `refused_timeout_ms` when there is nothing to wait for: at each address nothing listens, the host
-        is unknown, or another program answers. A person who gave a wrong address wants to know soon, but a broker may
-        be about to start. Raises ConnectFailed, with the reason for each address, AuthenticationFailed, or
-        DifferentClusters.
+        Gives up after `refused_timeout_ms` if waiting is useless: at each address nothing listens, the host is unknown,
+        or another program answers. So a wrong address is reported soon, but a broker may be about to start. Raises
+        ConnectFailed, with the reason for each address, AuthenticationFailed, or DifferentClusters.
         """
         loop = asyncio.get_running_loop()
         deadline_s, refused_s = (loop.time() + each_ms / 1000 for each_ms in (timeout_ms, refused_timeout_ms))
@@ -171,10 +169,10 @@ class ClusterClient:
             left_ms = max(1, round((deadline_s - loop.time()) * 1000))
 
     async def _connect_to_one(self, at_most_ms: int) -> list[BaseException]:
-        """Connects to all bootstrap addresses at once, until one answers; else the error of each.
+        """Connects to all bootstrap addresses at once until one answers. Returns the error of each if none does.
 
-        The others then have `COMPARE_FOR_S` to show that they belong to another cluster. Addresses that the cluster
-        itself names are not waited for. Raises DifferentClusters.
+        The other addresses then have `COMPARE_FOR_S` to show that they belong to another cluster. Addresses in the
+        cluster's own metadata are not waited for. Raises DifferentClusters.
         """
         settled, compared = asyncio.Event(), asyncio.Event()
         asked = dict.fromkeys(self._bootstrap)
@@ -211,7 +209,7 @@ class ClusterClient:
     async def refresh_metadata(
         self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
     ) -> ClusterMetadata:
-        """Asks a broker for brokers, controller and the given topics (None: all). This creates no topics.
+        """Asks a broker for the brokers, the controller and the given topics (None: all). Creates no topics.
 
         `elsewhere` asks another broker than last time, if possible, because the last answer did not help.
         """
@@ -220,7 +218,7 @@ class ClusterClient:
         return self.metadata
 
     async def refresh_metadata_once(self, topics: Iterable[str] | None = None, *, elsewhere: bool = False) -> None:
-        """As `refresh_metadata`, in one attempt, for callers that retry themselves. Raises ClientError."""
+        """Like `refresh_metadata`, in one attempt, for callers that retry themselves. Raises ClientError."""
         await self._refresh(None if topics is None else list(topics), elsewhere=elsewhere)
 
     async def connection_to(self, broker_id: int) -> Connection:
@@ -231,10 +229,10 @@ class ClusterClient:
         return await self._connections.to(address)
 
     async def leader_connection(self, topic: str, partition: int) -> Connection:
-        """The connection to a partition's leader, opened if necessary, for requests that are not answered.
+        """The connection to a partition's leader, opened if necessary, for requests without answers.
 
-        A broker that no longer leads can only close the connection; so the leader is looked up when none is open.
-        Raises ConnectFailed or KafkaError when there is no leader to connect to within the client's time.
+        A broker that no longer leads can only close the connection, so the leader is looked up when no connection is
+        open. Raises ConnectFailed or KafkaError if there is no leader to connect to within the client's time.
         """
         address = self._leader_address(topic, partition)
         if address is not None and (connection := self._connections.open_to(address)) is not None:
@@ -250,19 +248,19 @@ class ClusterClient:
         return await self._repeat(attempt, _no_errors)
 
     async def own_connection(self, address: Address) -> Connection:
-        """A connection beside those that requests share, which the caller closes. Raises ConnectFailed."""
+        """A connection for the caller alone, who closes it. Raises ConnectFailed."""
         return await connect(*address, self._options)
 
     def avoid(self, silent: Mapping[Address, str]) -> None:
-        """From now on requests to these brokers fail at once with `Avoided`, for the reason given, and those that wait
-        for an answer fail as well. A request that any broker may answer goes to another one."""
+        """From now on requests to these brokers fail at once with `Avoided` and this reason, and so do pending
+        requests. Requests to any broker go to other brokers."""
         self._connections.avoid(silent)
 
     def another(self) -> "ClusterClient":
-        """A client of the same cluster with connections of its own.
+        """A client of the same cluster with its own connections.
 
-        A broker answers the requests of a connection in order, so a request that waits there, as a Fetch or a JoinGroup
-        does, would hold up those behind it.
+        A broker answers the requests of a connection in order, so a request that waits at the broker, such as a Fetch
+        or a JoinGroup, would delay those behind it.
         """
         client = ClusterClient(self._bootstrap, self._options, self.retry)
         client._parent, self._children[client] = self, None
@@ -273,7 +271,7 @@ class ClusterClient:
         return client
 
     def waits(self, longer_than_s: float) -> dict[Address, str]:
-        """The brokers that this client, and those made by `another`, have waited for, and what for."""
+        """The brokers that this client and those made by `another` have waited for, and the pending requests."""
         found = self._connections.waits(longer_than_s)
         for child in self._children:
             found |= child.waits(longer_than_s)
@@ -281,11 +279,11 @@ class ClusterClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called; no retry helps then."""
+        """Whether `close` was called, so that no retry helps."""
         return self._connections.is_closed
 
     def brokers_to_ask(self) -> list[int]:
-        """The brokers of the metadata, those with an open connection first."""
+        """The brokers of the metadata; brokers with an open connection come first."""
         brokers = self.metadata.brokers
         return sorted(brokers, key=lambda broker_id: self._connections.open_to(brokers[broker_id]) is None)
 
@@ -295,7 +293,7 @@ class ClusterClient:
         return self._options.request_timeout_ms
 
     async def close(self) -> None:
-        """Closes all connections; pending requests fail with Disconnected."""
+        """Closes all connections. Pending requests fail with Disconnected."""
         if self._parent is not None:
             self._parent._children.pop(self, None)
         await self._connections.close()
@@ -324,7 +322,7 @@ class ClusterClient:
         return list(dict.fromkeys([*self._connections.open(), *self.metadata.brokers.values(), *self._bootstrap]))
 
     async def _send_any(self, api_key: ApiKey, build: BuildRequest[Response], addresses: Sequence[Address]) -> Response:
-        """Tries these addresses in turn; raises the last error."""
+        """Tries these addresses in turn. Raises the last error."""
         last: ClientError | None = None
         for address in addresses:
             try:
@@ -341,7 +339,7 @@ class ClusterClient:
         raise last
 
     async def _refresh(self, topics: Sequence[str] | None, *, elsewhere: bool) -> None:
-        """`elsewhere`: the last broker's answer did not help."""
+        """Refreshes the metadata. With `elsewhere` the last broker's answer did not help."""
         addresses = self._addresses()
         if elsewhere and self._informant in addresses:
             index = addresses.index(self._informant) + 1
@@ -354,7 +352,7 @@ class ClusterClient:
         metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         metadata.racks = racks_of(response)
         described, refreshes = {}, -1
-        # Another response may have arrived meanwhile and be newer than this one.
+        # A newer response may have arrived meanwhile.
         while refreshes != self._refreshes:
             refreshes = self._refreshes
             described = await in_slices(topics_metadata(response.topics, metadata.topics))
@@ -365,8 +363,8 @@ class ClusterClient:
             metadata.topics.update(described)
 
     async def _look_up(self, topic: str, *, elsewhere: bool) -> None:
-        """Asks for the leaders of a topic, after this call. Callers at the same time share a request: a producer looks
-        up each partition by itself, and the answer has all of them."""
+        """Asks for the leaders of a topic, in a request that begins after this call. Concurrent callers share a
+        request: a producer looks up each partition by itself, and an answer has all partitions."""
         look_up = self._looking_up.setdefault((topic, elsewhere), _LookUp())
         begun = look_up.begun
         async with look_up.turn:
@@ -406,9 +404,9 @@ class ClusterClient:
 
 
 def make_client(options: ClientOptions, random: Random) -> ClusterClient:
-    """A client with these options, on the running loop; SASL draws its nonces from `random`.
+    """A client with these options, on the running loop. SASL draws its nonces from `random`.
 
-    Raises SecurityError when the files of a key store or trust store are of no use.
+    Raises SecurityError when the files of a key store or trust store cannot be used.
     """
     tls, sasl = options.security.tls, options.security.sasl
     return ClusterClient(
@@ -427,7 +425,7 @@ def make_client(options: ClientOptions, random: Random) -> ClusterClient:
 
 
 def _check_one_cluster(clusters: Mapping[Address, str | None]) -> None:
-    """Raises DifferentClusters. A broker of a Kafka before 0.10.1 does not say the id of its cluster."""
+    """Raises DifferentClusters. Brokers before Kafka 0.10.1 do not tell their cluster id."""
     addresses: dict[str, list[str]] = {}
     for (host, port), cluster_id in clusters.items():
         if cluster_id is not None:

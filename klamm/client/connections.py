@@ -1,9 +1,9 @@
-"""The connections of a client: one for each address, opened at first need and again after it was lost.
+"""The connections of a client: one for each address, opened at the first use and again after a disconnection.
 
 What must stay true:
-- There is at most one connection per broker address, and one attempt to open it at a time.
-- A broker that hangs costs many waiting requests one attempt, not one attempt each.
-- A broker to avoid costs a request nothing: it fails at once, with the reason.
+- There is at most one connection for each broker address, and one attempt to open it at a time.
+- For a broker that hangs, many waiting requests share one attempt.
+- A request to an avoided broker fails at once, with the reason.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from klamm.net.framing import ReceiveBuffer
 
 
 class _Connecting:
-    """The attempts to connect to one address, one at a time, how many have failed and why the last one has.
+    """The attempts to connect to one address, one at a time, how many have failed, and why the last attempt failed.
 
-    `since_s` is the time at which the first attempt since the last connection began; None while one is open.
+    `since_s` is the begin of the first attempt since the last connection; None while a connection is open.
     """
 
     def __init__(self, connector: Connector) -> None:
@@ -32,7 +32,7 @@ class Connections:
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.is_closed = False
-        # The addresses that `to` refuses, and why.
+        # The addresses that `to` refuses, with the reasons.
         self.avoided: Mapping[Address, str] = {}
         self._options = options
         self._receive_buffer = ReceiveBuffer()
@@ -54,8 +54,8 @@ class Connections:
             if (connection := self.open_to(address)) is not None:
                 return connection
             if connecting.failures > failures and connecting.error is not None:
-                # An attempt has failed while this request waited for it. A broker that hangs would let each of many
-                # requests wait for its own, one after another.
+                # An attempt has failed while this request waited for it. With a broker that hangs, many requests would
+                # otherwise wait for attempts of their own, one after another.
                 raise type(connecting.error)(*connecting.error.args)
             if connecting.since_s is None:
                 connecting.since_s = asyncio.get_running_loop().time()
@@ -82,17 +82,17 @@ class Connections:
         return [address for address, connection in self._connections.items() if connection.connected]
 
     def forget_closed(self) -> None:
-        """Lets go of connections that are no longer open."""
+        """Forgets connections that are no longer open."""
         self._connections = {address: self._connections[address] for address in self.open()}
 
     def avoid(self, silent: Mapping[Address, str]) -> None:
-        """From now on `to` raises `Avoided` for these addresses, and what waits for an answer of theirs fails."""
+        """From now on `to` raises `Avoided` for these addresses. Their pending requests fail."""
         self.avoided = dict(silent)
         for address in [each for each in self._connections if each in silent]:
             self._connections.pop(address).close(silent[address])
 
     def waits(self, longer_than_s: float) -> dict[Address, str]:
-        """The addresses for which a request has waited, and what for."""
+        """The addresses for which a request has waited, and the request."""
         since_s = asyncio.get_running_loop().time() - longer_than_s
         found = {
             address: f"{address[0]}:{address[1]}: no answer yet" if connecting.error is None else str(connecting.error)
@@ -105,7 +105,7 @@ class Connections:
         return found
 
     async def close(self) -> None:
-        """Closes all connections; pending requests fail with Disconnected."""
+        """Closes all connections. Pending requests fail with Disconnected."""
         self.is_closed = True
         connections = list(self._connections.values())
         self._connections.clear()

@@ -1,17 +1,17 @@
 """A consumer of records from partitions that its caller assigns to it.
 
-A task fetches in the background, one request per leader with all partitions that want records of it, and hands the
-records to `poll`. `group_consumer.py` makes it a member of a group. The position, the pending fetch and the records
-that wait change together for each partition, so the module is long.
+A task fetches in the background, with one request to each leader for all its wanted partitions, and hands the records
+to `poll`. `group_consumer.py` makes the consumer a member of a group. The position, the pending fetch and the waiting
+records of a partition change together, so the module is long.
 
 What must stay true:
-- Every record from a position on is handed out once, in the order of its partition's offsets. Offsets without a record
+- Every record from a position on is returned once, in the order of its partition's offsets. Offsets without a record
   (compaction, control records, aborted transactions with READ_COMMITTED) are skipped.
-- A position moves only when its records are handed out. Where the log no longer has the position, or has other records
-  before it (an unclean election, a topic that was deleted and created again), missing records are never skipped in
-  silence: `auto_offset_reset` decides where reading continues, and a line in the log says so, or it is an error.
-- No more than `fetch_max_bytes` of records wait to be handed out, except for a single batch, and of a partition no more
-  than two answers. Paused partitions keep no other partition waiting for room.
+- A position moves only when its records are returned. If the log no longer has the position, or has other records
+  before it (an unclean election, a topic that was deleted and created again), records are never skipped silently:
+  `auto_offset_reset` decides where reading continues, and a log line says so, or it is an error.
+- At most `fetch_max_bytes` of records wait, except for a single larger batch, and at most two answers of a partition.
+  Paused partitions keep no other partition waiting for room.
 
 Source: org.apache.kafka.clients.consumer.KafkaConsumer; internals.Fetcher, internals.SubscriptionState; KIP-320.
 """
@@ -45,16 +45,16 @@ from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_E
 logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
-# How long metadata may say that a topic or partition does not exist, since a broker that has just started knows none.
+# How long a topic or partition may be missing in the metadata: a broker that has just started knows no topics.
 MISSING_TIMEOUT_S = 10.0
-# Answers held for one partition: the one that is handed out, and the one behind it.
+# The most answers held for one partition: the current one and the next.
 MAX_ANSWERS = 2
 _ONCE = RetryPolicy(deadline_ms=0)
 _TIMESTAMPS = {OffsetReset.EARLIEST: EARLIEST_TIMESTAMP, OffsetReset.LATEST: LATEST_TIMESTAMP}
 
 
 class ConsumerRecord(NamedTuple):
-    """A record as it stands in its partition. Headers are (name, value) pairs in their order."""
+    """A record of a partition. Headers are (name, value) pairs in their order."""
 
     topic: str
     partition: int
@@ -68,15 +68,16 @@ class ConsumerRecord(NamedTuple):
 
 
 class NoOffset(KafkaError):
-    """There is no offset to begin at, the log no longer has it, or it was truncated; and no reset is wanted."""
+    """There is no offset to begin at, the log no longer has it, or it was truncated; and `auto_offset_reset` is
+    none."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """An assigned partition. `position` is the next offset to be handed out, None until it is looked up.
+    """An assigned partition. `position` is the next offset to be returned, None until it is looked up.
 
-    `fetch_offset` runs ahead of it, by the records that wait. `position_epoch` is the leader epoch of the record before
-    the position. With a `seek` or a new leader a new object takes the place of this one; answers for the old one are
+    `fetch_offset` is ahead of the position by the waiting records. `position_epoch` is the leader epoch of the record
+    before the position. A `seek` or a new leader replaces this object by a new one, and answers for the old object are
     dropped.
     """
 
@@ -87,13 +88,13 @@ class _Partition:
     fetch_offset: int = 0
     # The lowest position so far.
     start: int | None = None
-    # The leader epoch for which it is known that the log has what was read.
+    # The leader epoch for which the log is known to have the records that were read.
     valid_epoch: int = NO_EPOCH
-    # The topic that the position is of; None until its id is known.
+    # The id of the topic that the position belongs to; None until it is known.
     topic_id: UUID | None = None
     is_out_of_range: bool = False
     is_paused: bool = False
-    # The leader has answered with an error, so its metadata is looked at before it is asked again.
+    # The leader has answered with an error, so the metadata is refreshed before the next fetch.
     is_doubtful: bool = False
     answers: int = 0
     error: KafkaError | None = None
@@ -102,27 +103,27 @@ class _Partition:
 
 @dataclass(slots=True)
 class _Answer:
-    """What a leader has returned for a partition. `batches` is taken part by part; `rest` are the records of the part
-    that is being handed out."""
+    """A leader's answer for a partition. `records` are decoded part by part; `rest` are the remaining records of the
+    current part."""
 
     partition: _Partition
     records: Buffer
     aborted: Sequence[AbortedTransaction] | None
     rest: list[ConsumerRecord] = field(default_factory=list)
     parts: "Iterator[tuple[list[ConsumerRecord], int, int]] | None" = None
-    # The position and its epoch when `rest` is handed out.
+    # The position and its leader epoch after `rest`.
     after: tuple[int, int] = (0, NO_EPOCH)
 
 
 class Consumer:
-    """Reads the assigned partitions. It has connections of its own to the cluster of `client`."""
+    """Reads the assigned partitions, with its own connections to the cluster of `client`."""
 
     def __init__(self, client: ClusterClient, options: ConsumerOptions | None = None) -> None:
         self._client = client.another()
         self._options = options or ConsumerOptions()
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._answers: deque[_Answer] = deque()
-        # Bytes of the answers that wait, and of those that may still come.
+        # The bytes of waiting answers, and the most bytes of pending fetches.
         self._held_bytes = 0
         self._fetches: dict[int, asyncio.Task[None]] = {}
         self._stale = True
@@ -131,7 +132,7 @@ class Consumer:
         self._backoff_s = MIN_BACKOFF_S
         self._failure: BaseException | None = None
         self._is_interrupted = self._is_closed = False
-        # Set when the task has something to do, and when `poll` may have.
+        # The first is set when the task has work, the second when `poll` may have records.
         self._wake = asyncio.Event()
         self._arrived = asyncio.Event()
         self._task = start_task(self._run(), self._fail)
@@ -144,9 +145,10 @@ class Consumer:
         return list(self._partitions)
 
     def assign(self, positions: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> None:
-        """Reads these partitions and no others, from these offsets; None leaves it to `auto_offset_reset`.
+        """Reads exactly these partitions from these offsets. For None `auto_offset_reset` decides.
 
-        With the leader epoch of a committed offset the log is asked first whether it still has what was read (KIP-320).
+        With the leader epoch of a committed offset, the leader is asked first whether its log still has the records
+        before that offset (KIP-320).
         """
         self._partitions = {}
         self.add(positions)
@@ -159,7 +161,7 @@ class Consumer:
         self._stale = True
 
     def seek(self, partition: TopicPartition, position: int | OffsetAndMetadata | OffsetReset | None) -> None:
-        """Continues a partition at this offset, or where the reset says."""
+        """Continues a partition at this offset, or where the reset points."""
         before = self._partitions.get(partition)
         reset = position if isinstance(position, OffsetReset) else self._options.auto_offset_reset
         if isinstance(position, OffsetAndMetadata):
@@ -178,7 +180,7 @@ class Consumer:
         self._wake.set()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hands out no records of these partitions until `resume`."""
+        """Returns no records of these partitions until `resume`."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
 
@@ -190,11 +192,11 @@ class Consumer:
         self._arrived.set()
 
     def position(self, partition: TopicPartition) -> int | None:
-        """The next offset that `poll` will hand out; None until it is looked up."""
+        """The next offset that `poll` will return; None until it is looked up."""
         return self._partitions[partition].position
 
     def start(self, partition: TopicPartition) -> int | None:
-        """The lowest position that the partition has had since it was assigned; None until its first is looked up."""
+        """The lowest position since the partition was assigned; None until its first position is looked up."""
         return self._partitions[partition].start
 
     def positions(self) -> dict[TopicPartition, int]:
@@ -204,7 +206,7 @@ class Consumer:
         }
 
     def offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """As `positions`, with the leader epochs of the records before them, for a commit."""
+        """Like `positions`, with the leader epochs of the records before them, for a commit."""
         return {
             partition: OffsetAndMetadata(state.position, leader_epoch=state.position_epoch)
             for partition, state in self._partitions.items()
@@ -214,16 +216,16 @@ class Consumer:
     # -- reading --------------------------------------------------------------------------------------------------
 
     async def poll(self, timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
-        """The next records, at most `max_poll_records`; empty if there are none within `timeout_ms`.
+        """The next records, at most `max_poll_records`; empty if no records come within `timeout_ms`.
 
-        Raises KafkaError when a partition cannot be read (NoOffset, a topic that is gone or may not be read, corrupt
+        Raises KafkaError when a partition cannot be read (NoOffset, a topic that is deleted or may not be read, corrupt
         records), and ClientError when brokers do not trust this client. Records of other partitions come first. Raises
         RuntimeError when the consumer is closed, also while the call waits.
         """
         return await self.poll_until(asyncio.get_running_loop().time() + timeout_ms / 1000, max_records)
 
     async def poll_until(self, deadline: float, max_records: int | None = None) -> list[ConsumerRecord]:
-        """As `poll`, until a time of the loop's clock, or until `interrupt`."""
+        """Like `poll`, until a time of the loop's clock, or until `interrupt`."""
         limit = min(self._options.max_poll_records, max_records or self._options.max_poll_records)
         self._is_interrupted = False
         while True:
@@ -268,7 +270,7 @@ class Consumer:
         self._arrived.set()
 
     def _take(self, limit: int) -> list[ConsumerRecord]:
-        """Up to `limit` records of the answers, in the order in which these came."""
+        """Up to `limit` records, in the order in which the answers came."""
         taken: list[ConsumerRecord] = []
         for answer in list(self._answers):
             state = answer.partition
@@ -316,7 +318,7 @@ class Consumer:
         self._start_fetches()
 
     def _drop_answers(self) -> None:
-        """Forgets the answers for partitions that are no longer read, or not from there."""
+        """Drops the answers for partitions that are no longer read, or are read from another offset now."""
         for answer in [each for each in self._answers if not self._is_current(each.partition)]:
             self._forget(answer)
 
@@ -344,7 +346,8 @@ class Consumer:
             self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     async def _prepare(self) -> bool:
-        """Looks up leaders and positions, and checks that logs still have what was read. False: it must be repeated."""
+        """Looks up leaders and positions, and checks that logs still have the records that were read. False if this
+        must be repeated."""
         if not self._partitions:
             return True
         if self._stale:
@@ -361,7 +364,7 @@ class Consumer:
         return not self._stale and not any(state.position is None or self._must_validate(state) for state in waiting)
 
     def _readable(self) -> list[_Partition]:
-        """The partitions that have leaders."""
+        """The partitions with leaders and without errors."""
         return [state for state in self._partitions.values() if state.error is None and self._metadata(state)]
 
     def _check_metadata(self) -> None:
@@ -387,14 +390,14 @@ class Consumer:
                 self._give_up(state, KafkaError(code, f"partition {state.name} does not exist"))
 
     def _check_leader(self, state: _Partition) -> None:
-        """A new leader's log may differ from the former one's: only what was handed out counts as read."""
+        """Drops waiting records if the leader is new, because its log may differ from the former leader's."""
         metadata = self._metadata(state)
         if metadata is not None and state.valid_epoch not in (NO_EPOCH, metadata.leader_epoch):
             self._partitions[state.name] = replace(state, answers=0, fetch_offset=state.position or 0)
             self._drop_answers()
 
     def _check_topic(self, partition: TopicPartition, topic_id: UUID) -> None:
-        """The log of a topic that was deleted and created again has other records."""
+        """Resets the position if the topic was deleted and created again: its log has other records."""
         state = self._partitions[partition]
         if state.topic_id not in (None, topic_id) and state.position is not None:
             self._move(state, state.reset, f"the topic of {partition} was deleted and created again")
@@ -407,11 +410,11 @@ class Consumer:
         return found if found is not None and found.leader in self._client.metadata.brokers else None
 
     def _must_reset(self, state: _Partition) -> bool:
-        # The records before the missing one are handed out first.
+        # The waiting records before the missing offset are returned first.
         return state.is_out_of_range and not state.answers
 
     async def _reset(self, states: Collection[_Partition]) -> None:
-        """Sets the positions of partitions that have none, or whose log does not have it."""
+        """Sets the positions of partitions without a position, or whose log no longer has it."""
         for state in states:
             if state.reset is OffsetReset.NONE:
                 await self._refuse(state)
@@ -429,7 +432,7 @@ class Consumer:
             self.seek(state.name, listed)
 
     async def _refuse(self, state: _Partition) -> None:
-        """An error instead of a reset."""
+        """Makes the missing position an error, instead of a reset."""
         if state.position is None:
             self._give_up(
                 state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, f"{state.name} has no offset to begin at, and no reset")
@@ -447,7 +450,7 @@ class Consumer:
             )
 
     async def _list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The offsets that are known now; for the others a further attempt is made."""
+        """The offsets that are known now. The other offsets need a further attempt."""
         if not timestamps:
             return {}
         isolation_level = self._options.isolation_level
@@ -470,7 +473,7 @@ class Consumer:
         )
 
     async def _validate(self, states: Collection[_Partition]) -> None:
-        """Asks new leaders whether their log has the records before the position (KIP-320)."""
+        """Asks new leaders whether their logs have the records before the positions (KIP-320)."""
         if not states:
             return
         epochs = {state.name: metadata.leader_epoch for state in states if (metadata := self._metadata(state))}
@@ -489,7 +492,7 @@ class Consumer:
                 state.valid_epoch = epochs[state.name]
 
     def _truncated(self, state: _Partition, end_offset: int) -> None:
-        """The log has other records from `end_offset` on; where that is -1 it may have none of those that were read."""
+        """The log differs from `end_offset` on. If that is -1, the log may have no record that was read."""
         if end_offset < 0:
             what = f"{state.name} no longer has the records of leader epoch {state.position_epoch} that were read"
             self._move(state, state.reset, what)
@@ -501,7 +504,7 @@ class Consumer:
             self._move(state, end_offset, what)
 
     def _move(self, state: _Partition, position: int | OffsetReset, why: str) -> None:
-        """Reading continues there, which the log says; without a reset this is an error."""
+        """Continues reading at `position` and logs it. Without a reset, this is an error."""
         if state.reset is OffsetReset.NONE:
             self._give_up(state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, why))
         else:
@@ -515,7 +518,7 @@ class Consumer:
             self._arrived.set()
 
     def _note_error(self, state: _Partition | None, error: KafkaError) -> None:
-        """Another attempt follows, after a look at the metadata, unless no attempt helps."""
+        """Schedules another attempt after a metadata refresh, unless no attempt helps."""
         if state is not None and error.code not in RETRIABLE_ERRORS:
             self._give_up(state, KafkaError(error.code, f"{state.name}: {error.message}"))
         self._stale = self._is_failing = True
@@ -523,10 +526,10 @@ class Consumer:
     # -- fetches --------------------------------------------------------------------------------------------------
 
     def _start_fetches(self) -> None:
-        """Asks every broker whose partitions have room for records, and that is not being asked.
+        """Sends a fetch to every broker that has no pending fetch and whose partitions all have room for records.
 
-        While one of them has no room the others wait for it: an answer may be a while in coming when they are idle, and
-        that one would wait for it.
+        While one partition has no room, the broker's other partitions wait for it: if they are idle, their answer may
+        take a while, and the full partition would have to wait for that answer.
         """
         wanted: dict[int, list[tuple[_Partition, PartitionMetadata]]] = {}
         full: set[int] = set()
@@ -538,7 +541,7 @@ class Consumer:
             source = self._client.read_replicas.source(state.name, metadata)
             wanted.setdefault(source.broker, []).append((state, metadata))
             if source.max_version is not None:
-                # A request has one version: if one of its partitions is not to be sent elsewhere, none is.
+                # A request has one version: if one partition must not be redirected, no partition of the request is.
                 versions[source.broker] = source.max_version
             if state.answers >= MAX_ANSWERS:
                 full.add(source.broker)
@@ -553,7 +556,7 @@ class Consumer:
                 self._fetches[broker] = start_task(fetch, self._fail)
 
     def _drop_paused(self) -> None:
-        """Makes room: what waits for paused partitions is fetched again when they are resumed."""
+        """Makes room by dropping waiting records of paused partitions, which are fetched again after `resume`."""
         for answer in [each for each in self._answers if each.partition.is_paused]:
             state = answer.partition
             if self._is_current(state):
@@ -576,7 +579,7 @@ class Consumer:
         max_bytes: int,
         max_version: int | None,
     ) -> None:
-        """One request to the leader of these partitions, or to a follower in this client's rack."""
+        """Sends one request to the leader of these partitions, or to a follower in this client's rack."""
         options = self._options
         # The offsets too: another broker may have answered in the meantime.
         asked = {state.name: (state, metadata, state.fetch_offset) for state, metadata in partitions}
@@ -619,7 +622,7 @@ class Consumer:
     def _received(self, state: _Partition, metadata: PartitionMetadata, broker: int, answer: PartitionData) -> None:
         code = ErrorCode(answer.error_code)
         if code is not ErrorCode.NONE and broker != metadata.leader:
-            # Only the leader says what is wrong.
+            # Only the leader's errors count.
             self._client.read_replicas.leave(state.name, metadata)
         elif code is ErrorCode.OFFSET_OUT_OF_RANGE:
             state.is_out_of_range = True
@@ -652,7 +655,7 @@ class Consumer:
         state.answers += 1
         self._held_bytes += len(records)
         self._answers.append(_Answer(state, records, aborted))
-        # So that partitions take turns where an answer has no room for all: the next request asks for this one last.
+        # The next request asks for this partition last, so that partitions take turns if an answer has no room for all.
         self._partitions[state.name] = self._partitions.pop(state.name)
         self._arrived.set()
 
@@ -665,7 +668,7 @@ def _last_batch(records: Buffer) -> BatchHeader | None:
 def _parts(
     name: TopicPartition, records: Buffer, aborted: Sequence[AbortedTransaction] | None, position: int
 ) -> Iterator[tuple[list[ConsumerRecord], int, int]]:
-    """(records, the position after them, its epoch), part by part of the batches in an answer."""
+    """The parts of the batches in an answer: (records, the position after them, its leader epoch)."""
     topic, partition = name
     for start, header, is_readable in readable_batches(records, aborted):
         epoch = header.partition_leader_epoch

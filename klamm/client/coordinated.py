@@ -1,7 +1,7 @@
 """Lists of groups and of transactional ids, and whether they are complete.
 
-A list has what the coordinators know. Groups in a partition without a leader have no coordinator and are in no list,
-as if they did not exist. A broker that has not heard of a controller knows no partition at all.
+A list has the groups or ids of all coordinators. Groups in a partition without a leader have no coordinator and are in
+no list, as if they did not exist. A broker that has not heard of a controller knows no partitions.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,14 +18,14 @@ TOPICS: Final = {
     CoordinatorType.GROUP: GROUP_METADATA_TOPIC_NAME,
     CoordinatorType.TRANSACTION: TRANSACTION_STATE_TOPIC_NAME,
 }
-# A list is made anew when the leaders have changed meanwhile, this often in all.
+# A list is made again if the leaders have changed meanwhile, with this many attempts in all.
 MOST_LISTS: Final = 3
-# The most partitions that an error names.
+# An error names at most this many partitions.
 NAMED: Final = 10
 
 
 class _Leaders(NamedTuple):
-    """The leader and the leader epoch of each partition of a coordinators' topic, and what is missing, if anything."""
+    """The leader and leader epoch of each partition of a coordinators' topic, and an error if leaders are missing."""
 
     leaders: Mapping[int, tuple[int, int]]
     gap: KafkaError | None = None
@@ -34,9 +34,9 @@ class _Leaders(NamedTuple):
 async def listed(
     client: ClusterClient, of: CoordinatorType, ask: Callable[[ClusterClient], Awaitable[T]]
 ) -> tuple[T, KafkaError | None]:
-    """The list that `ask(client)` makes of what all coordinators know, and why it may lack something, if it may.
+    """The list that `ask(client)` gets from all coordinators, and why it may be incomplete, or None.
 
-    Raises what `ask` raises, and ClientError.
+    Raises the errors of `ask`, and ClientError.
     """
     before = await _look(client, of)
     for _ in range(MOST_LISTS):
@@ -53,7 +53,7 @@ async def _look(client: ClusterClient, of: CoordinatorType) -> _Leaders:
     metadata = await client.refresh_metadata([name])
     topic = metadata.topics.get(name)
     if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        # Nothing was ever coordinated, if that is said by a broker that knows the topics.
+        # If the broker knows the topics, the coordinators' topic was never created, so there are no groups or ids.
         unknown = "the broker that was asked knows no topics, because it has not heard of a controller"
         return _Leaders({}, _unavailable(unknown) if metadata.controller_id < 0 else None)
     leaders = {number: (each.leader, each.leader_epoch) for number, each in topic.partitions.items()}

@@ -1,11 +1,12 @@
-"""Requests about many items at once: partitions, groups or brokers, for each of which one broker is responsible.
+"""Requests about many items at once. One broker is responsible for each item: a partition, a group or a broker.
 
 `fan_out` looks up the responsible brokers, asks all of them at the same time, and asks again about the items that
-failed for a transient reason. Its callers say how brokers are looked up (`Route`) and how one broker is asked (`Ask`).
+failed for a transient reason. Its callers define how brokers are looked up (`Route`) and how one broker is asked
+(`Ask`).
 
 What must stay true:
-- Every item has a result: what its broker answered, or the KafkaError of the last attempt. The error of one item does
-  not affect the others.
+- Every item has a result: its broker's answer, or the KafkaError of the last attempt. The error of one item does not
+  affect the others.
 - The call ends: no attempt begins after the deadline of the client's policy.
 - A request that may not be executed twice is not sent again once it was written.
 """
@@ -28,14 +29,14 @@ from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STA
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-# What the controller answers when it has not carried the request out.
+# The errors with which the controller has not carried out the request.
 CONTROLLER_ERRORS = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
-# A broker answers a request with a timeout of its own when that is over; the client waits a little longer.
+# A broker answers a request that has its own timeout when this is over, so the client waits a little longer.
 ANSWER_MARGIN_MS = 2_000
 
 
 class CoordinatorType(IntEnum):
-    """What a coordinator is asked for (`FindCoordinatorRequest.CoordinatorType`)."""
+    """The kind of a coordinator (`FindCoordinatorRequest.CoordinatorType`)."""
 
     GROUP = 0
     TRANSACTION = 1
@@ -43,24 +44,24 @@ class CoordinatorType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unroutable:
-    """No broker is known to be responsible; a later attempt may find one if this `is_transient`."""
+    """No responsible broker is known. If this `is_transient`, a later attempt may find one."""
 
     error: KafkaError
     is_transient: bool = True
 
 
 Route = Callable[[Sequence[K], bool], Awaitable[Mapping[K, int | Unroutable]]]
-"""The broker ids of these items. True for the second argument: what is known has not helped, look it up again."""
+"""Returns the broker ids for these items. If the second argument is True, known brokers are looked up again."""
 Ask = Callable[[Connection, Sequence[K]], Awaitable[Mapping[K, T | KafkaError]]]
 """Sends one request about these items and returns the result of each."""
 
 
 def error_of(code: int, message: str | None = None) -> KafkaError | None:
-    """The error of a code in a response; None if there is none."""
+    """The error of a code in a response, or None."""
     if code == ErrorCode.NONE:
         return None
     known = ErrorCode(code)
-    # The newest brokers have codes that klamm does not know.
+    # Newer brokers have codes that klamm does not know.
     return KafkaError(known, message or "" if known == code else f"error {code} of the broker: {message or 'no text'}")
 
 
@@ -80,7 +81,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def answers(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any]]:
-    """The partitions of a response's topics, each with what is said of it."""
+    """The partitions of a response's topics, each with its part of the response."""
     return ((TopicPartition(topic.name, each.partition_index), each) for topic in topics for each in topic.partitions)
 
 
@@ -98,7 +99,8 @@ async def fan_out(
 
     `retry` replaces the client's policy.
 
-    Raises ClientError when no broker could be asked who is responsible, or a broker does not trust this client.
+    Raises ClientError when no broker could be asked for the responsible brokers, or a broker does not trust this
+    client.
     """
     wanted = list(dict.fromkeys(items))
     results: dict[K, T | KafkaError] = {}
@@ -127,7 +129,7 @@ async def _attempt(
     retriable: Collection[ErrorCode],
     repeatable: bool,
 ) -> set[K]:
-    """Asks each broker once and notes the results; returns the items for which another attempt may help."""
+    """Asks each broker once and stores the results. Returns the items for which another attempt may help."""
     again: set[K] = set()
     by_broker: dict[int, list[K]] = {}
     for item, broker in brokers.items():
@@ -171,14 +173,14 @@ def _unreachable(error: Exception) -> KafkaError:
     return error if isinstance(error, KafkaError) else KafkaError(ErrorCode.NETWORK_EXCEPTION, str(error))
 
 
-# -- who is responsible -----------------------------------------------------------------------------------------------
+# -- the responsible brokers ------------------------------------------------------------------------------------------
 
 
 def leaders(client: ClusterClient, missing_timeout_ms: int = 0) -> Route[TopicPartition]:
     """Partitions go to their leaders.
 
-    A broker that has just started knows no topic, and a new topic is not known everywhere at once: that a partition is
-    missing is believed when all answers for `missing_timeout_ms` have said so.
+    A broker that has just started knows no topics, and a new topic is not known everywhere at once. So a partition only
+    counts as missing when all answers during `missing_timeout_ms` lack it.
     """
     loop = asyncio.get_running_loop()
     missing_since_s: dict[TopicPartition, float] = {}
@@ -223,8 +225,8 @@ def _no_leader(client: ClusterClient, partition: TopicPartition) -> tuple[KafkaE
 
 
 def coordinators(client: ClusterClient, of: CoordinatorType = CoordinatorType.GROUP) -> Route[str]:
-    """Groups, or transactional ids, go to their coordinators. Each time another broker is asked: one that is cut off
-    knows a former one."""
+    """Groups or transactional ids go to their coordinators. Each attempt asks another broker, because a broker that is
+    cut off may name a former coordinator."""
     any_broker = in_turn(client)
     is_of_groups = of is CoordinatorType.GROUP
     known = client.coordinators if is_of_groups else client.transaction_coordinators
@@ -233,7 +235,7 @@ def coordinators(client: ClusterClient, of: CoordinatorType = CoordinatorType.GR
         return f"the coordinator of {'group' if is_of_groups else 'transactional id'} {key}"
 
     async def find(connection: Connection, key: str, errors: dict[str, KafkaError]) -> None:
-        """Asks a broker for a coordinator, and notes it or the error."""
+        """Asks a broker for a coordinator, and stores it or the error."""
         request = find_coordinator_request(key, of)
         found = await connection.send(ApiKey.FIND_COORDINATOR, lambda version: request)
         text = what(key)
@@ -265,7 +267,7 @@ def coordinators(client: ClusterClient, of: CoordinatorType = CoordinatorType.GR
             elif broker_id is not None and broker_id in client.metadata.brokers:
                 found[key] = broker_id
             else:
-                # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
+                # The coordinator has died meanwhile, or one of the two asked brokers has older metadata.
                 text = what(key) + ("" if broker_id is None else f", {broker_id}")
                 found[key] = Unroutable(KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, text))
         return found
@@ -278,7 +280,7 @@ def find_coordinator_request(key: str, of: CoordinatorType = CoordinatorType.GRO
 
 
 def in_turn(client: ClusterClient) -> Callable[[], int | None]:
-    """Names another broker at each call, those with an open connection first; None when no broker is known."""
+    """Returns another broker at each call, brokers with an open connection first; None when no broker is known."""
     turns = itertools.count()
 
     def any_broker() -> int | None:
@@ -289,14 +291,14 @@ def in_turn(client: ClusterClient) -> Callable[[], int | None]:
 
 
 async def ask_every_broker(client: ClusterClient, ask: Callable[[int], Awaitable[T]]) -> dict[int, T | KafkaError]:
-    """What `ask(broker_id)` returns for each live broker, by broker id, or why it has not answered.
+    """The result of `ask(broker_id)` for each live broker, by broker id, or why it has not answered.
 
-    What a broker coordinates moves when the broker dies, so all are asked again when one is lost or not ready. Raises
-    KafkaError and ClientError when a broker answers with an error that does not pass, or no broker is known.
+    When a broker dies, other brokers take over its groups and transactions. So all brokers are asked again when one is
+    lost or not ready. Raises KafkaError and ClientError for a permanent error, or when no broker is known.
     """
 
     async def asked(broker_id: int) -> tuple[T | KafkaError, bool]:
-        """Also says whether to ask again."""
+        """The result, and whether to ask again."""
         try:
             return await ask(broker_id), False
         except (NotSent, Disconnected) as error:
@@ -322,15 +324,15 @@ async def ask_every_broker(client: ClusterClient, ask: Callable[[int], Awaitable
 
 
 def brokers(client: ClusterClient) -> Route[int]:
-    """Brokers, by their ids, answer for themselves."""
+    """Broker ids go to these brokers."""
     return of_brokers(client, int)
 
 
 def of_brokers(client: ClusterClient, broker_of: Callable[[K], int]) -> Route[K]:
-    """Each item names the broker that answers for it, as a replica does.
+    """Each item, such as a replica, names its broker.
 
-    A broker that is not in the cluster is an error at once: to wait for it is the caller's decision. As a broker that
-    has just started knows only some of the others, two brokers must not know it.
+    A broker that is not in the cluster is an error at once: the caller decides whether to wait for it. Two brokers must
+    lack it, because a broker that has just started knows only some of the other brokers.
     """
 
     async def route(items: Sequence[K], stale: bool) -> dict[K, int | Unroutable]:

@@ -1,8 +1,8 @@
-"""Fetch requests of a consumer, and which batches of an answer a consumer may see.
+"""Fetch requests of a consumer, and the batches of an answer that a consumer may see.
 
-What must stay true: a request carries the leader epoch that the client knows, so that a former leader does not answer
-it (KIP-320). Where brokers know topics by their ids (from Kafka 3.1 on), `fetch` returns no record of another topic of
-the same name.
+What must stay true: a request has the leader epoch that the client knows, so that a former leader does not serve it
+(KIP-320). If brokers know topics by their ids (from Kafka 3.1 on), `fetch` returns no records of another topic with the
+same name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, READ_UNCOMMITTED, Top
 
 
 class FetchFrom(NamedTuple):
-    """What is wanted of one partition. `leader_epoch` is the one that the client knows."""
+    """The fetch of one partition. `leader_epoch` is the epoch that the client knows."""
 
     offset: int
     leader_epoch: int
@@ -33,16 +33,17 @@ class FetchFrom(NamedTuple):
 
 # The first version that names topics by their ids (KIP-516), in Kafka 3.1.
 FETCH_BY_ID_VERSION = 13
-# What a broker answers that has no topic of the id, or another one of the name.
+# The errors of a broker that has no topic with this id, or another topic with this name.
 NOT_OF_THIS_ID = frozenset({ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
 
 
 Answer = PartitionData
-"""What a leader says of one partition."""
+"""A leader's answer for one partition."""
 
 
 class Fetched(NamedTuple):
-    """The answers of a leader. `by_id`: it was asked by topic ids, so none is of another topic of the same name."""
+    """The answers of a leader. With `by_id` the request had topic ids, so no answer is of another topic with the same
+    name."""
 
     partitions: dict[TopicPartition, Answer]
     by_id: bool
@@ -56,10 +57,10 @@ async def fetch(
     max_version: int | None = None,
     **limits: Any,
 ) -> Fetched:
-    """One request to the leader of these partitions, with the `limits` of `fetch_request`. Raises ClientError.
+    """Sends one request to the leader of these partitions, with the `limits` of `fetch_request`. Raises ClientError.
 
-    `max_version` is the largest version of the request, None for any. `topic_ids` has the topics' hexadecimal ids,
-    as far as they are known.
+    `max_version` is the largest version of the request, or None. `topic_ids` has the topics' hexadecimal ids, as far as
+    they are known.
     """
     ids = {topic: UUID(topic_id) for topic, topic_id in topic_ids.items() if topic_id is not None}
     low, high = (connection.api_versions or {}).get(ApiKey.FETCH, (0, 0))
@@ -88,8 +89,8 @@ def fetch_request(
     rack_id: str = "",
     topic_ids: Mapping[str, UUID] | None = None,
 ) -> FetchRequest:
-    """The request of a consumer to the leader of these partitions, which answers in their order. With a rack the leader
-    may name a follower to read from instead. From version 13 on topics have their ids instead of their names."""
+    """A consumer's request to the leader of these partitions, which answers in their order. With a rack, the leader may
+    name a follower to read from instead. From version 13 on, topics have ids instead of names."""
     return FetchRequest(
         replica_id=CONSUMER_REPLICA_ID,
         max_wait_ms=max_wait_ms,
@@ -122,10 +123,10 @@ def readable_batches(
 ) -> Iterator[tuple[int, BatchHeader, bool]]:
     """(position, header, whether a consumer may see its records) of each whole batch in a leader's answer.
 
-    A control batch is not for consumers. With READ_COMMITTED the leader names the aborted transactions: a producer's
-    transactional batches are aborted from the offset that is named to the abort marker.
+    Control batches are not for consumers. With READ_COMMITTED the leader lists aborted transactions: a producer's
+    transactional batches are aborted from the listed offset to the abort marker.
 
-    Raises KafkaError for a batch that is corrupt or of another message format.
+    Raises KafkaError for a batch that is corrupt or has another message format.
     """
     upcoming = sorted(aborted or (), key=lambda transaction: transaction.first_offset, reverse=True)
     aborting: set[int] = set()
@@ -142,7 +143,7 @@ def readable_batches(
 
 
 class EpochEnd(NamedTuple):
-    """The largest leader epoch up to the one that was asked for, and the offset where it ends; -1 where none is."""
+    """The largest leader epoch up to the requested epoch, and its end offset; both -1 if there is none."""
 
     leader_epoch: int
     end_offset: int
@@ -151,8 +152,8 @@ class EpochEnd(NamedTuple):
 async def leader_epoch_ends(
     client: ClusterClient, epochs: Mapping[TopicPartition, int], *, retry: RetryPolicy | None = None
 ) -> dict[TopicPartition, EpochEnd | KafkaError]:
-    """Where these leader epochs end in the logs of the partitions' leaders: records of an epoch behind its end are
-    no longer in the log."""
+    """The end offsets of these leader epochs in the leaders' logs. Records of an epoch behind its end offset are no
+    longer in the log."""
     struct = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 
     def leader_epoch_of(partition: TopicPartition) -> int:

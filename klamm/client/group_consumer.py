@@ -1,21 +1,21 @@
 """A consumer whose partitions its group assigns to it.
 
 What must stay true:
-- A commit holds positions only up to which `poll` has handed records out, so what the caller has not seen yet is never
-  committed. Between two calls of `poll` the caller processes what it got; then it commits.
-- Before the partitions go to others, `on_revoked` is called and may commit. A member that was late, or cut off, has
-  lost them without being asked: then `on_lost` is called, a commit is refused, and their new owner reads records again.
-- `positions` and `membership` belong together, and both change only within `poll`. A membership that is over stays what
-  it was, so the coordinator refuses what is committed under it (ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID).
-- Heartbeats continue whatever the member waits for, so only a process that stands still, a network that is cut, or a
-  caller that does not poll for `max_poll_interval_ms` costs it its partitions: it may have stopped.
-- `poll` hands out no record once the member knows that it no longer owns their partitions. After a standstill of
-  the process for longer than the session it asks first.
-- What is committed never goes back: calls of `commit` take turns. A commit carries the leader epoch of the last record,
-  so that the next owner notices when the log has other records by then (KIP-320).
-- What the coordinator says of a membership that is over does not end the present one.
-- A partition is read as soon as its committed offset is known. One that an open transaction may still move makes only
-  its own partition wait.
+- A commit only has positions up to which `poll` has returned records, so records that the caller has not seen are never
+  committed. Between two calls of `poll` the caller processes its records, and then commits.
+- Before other members get the partitions, `on_revoked` is called and may commit. A member that was late or cut off has
+  lost them already: then `on_lost` is called, a commit is refused, and the new owner reads the records again.
+- `positions` and `membership` belong together, and both change only within `poll`. A former membership never changes,
+  so the coordinator refuses its commits (ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID).
+- Heartbeats continue whatever the member waits for. It only loses its partitions if its process stands still, the
+  network is cut, or the caller does not poll for `max_poll_interval_ms`: the caller may have stopped.
+- `poll` returns no records once the member knows that it no longer owns their partitions. If the process stood still
+  for longer than the session timeout, the member asks first.
+- Committed offsets never go back: calls of `commit` take turns. A commit has the leader epoch of the last record, so
+  that the next owner notices if the log has other records by then (KIP-320).
+- The coordinator's answers about a former membership do not end the current one.
+- A partition is read as soon as its committed offset is known. If an open transaction may still change the offset, only
+  this partition waits.
 
 Source: org.apache.kafka.clients.consumer.KafkaConsumer; internals.ConsumerCoordinator (eager rebalances).
 """
@@ -43,17 +43,17 @@ from klamm.client.options import ConsumerOptions, GroupOptions
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
-# How often the group's leader looks whether the group's topics have new partitions (metadata.max.age.ms). While a topic
-# is missing it looks with each heartbeat.
+# How often the group's leader checks the group's topics for new partitions (metadata.max.age.ms). While a topic is
+# missing, it checks with each heartbeat.
 METADATA_MAX_AGE_S = 300.0
-# How long a member that closes waits for `on_revoked`, and then for the coordinator.
+# How long a closing member waits for `on_revoked`, and then for the coordinator.
 CLOSE_TIMEOUT_S = 5.0
 
 OnChange = Callable[[list[TopicPartition]], Awaitable[None]]
 
 
 class CommitFailed(KafkaError):
-    """Nothing was committed: the group has given the partitions to others, which read the records again."""
+    """No offset was committed: the group has given the partitions to other members, which read the records again."""
 
 
 async def _ignore(partitions: list[TopicPartition]) -> None:
@@ -82,21 +82,21 @@ class GroupConsumer:
         self._on_revoked = on_revoked
         self._on_lost = on_lost
         self._on_assigned = on_assigned
-        # The assigned partitions, and as what this member owns them, or has owned the last ones.
+        # The assigned partitions, and the membership in which this member owns them or owned the last ones.
         self._owned: list[TopicPartition] = []
         self._owned_as = replace(self._member.membership)
         self._must_join = True
         self._joining: asyncio.Task[tuple[Membership, list[TopicPartition]]] | None = None
-        # Partitions whose committed offset is being looked up, and where each is read that has none.
+        # The partitions whose committed offset is being looked up, and where each is read if it has no such offset.
         self._awaited: dict[TopicPartition, int | None] = {}
         self._looking_up: asyncio.Task[None] | None = None
         self._look_up_error: BaseException | None = None
         self._handed_out_s = -math.inf
-        # The caller: whether it is in `poll`, and when it was there last.
+        # Whether the caller is in `poll`, and when it was there last.
         self._is_polling = False
         self._polled_s = self._loop.time()
-        # This process: when it was seen to be running, and when it was found to have stood still for a session; and the
-        # beginning of the last heartbeat that was answered.
+        # When this process was last seen running; when it was found to have stood still for a session; and when the
+        # last answered heartbeat began.
         self._awake_s = self._loop.time()
         self._doubted_s = self._confirmed_s = -math.inf
         self._heartbeat: asyncio.Task[None] | None = None
@@ -124,17 +124,17 @@ class GroupConsumer:
 
     @property
     def membership(self) -> Membership:
-        """As what this member owns its partitions, for a transaction that commits their offsets (Java's
+        """The membership in which this member owns its partitions, for a transaction that commits their offsets (Java's
         `groupMetadata`).
 
-        It is that of the last assignment until the next one, also when the coordinator has removed the member.
+        It stays that of the last assignment until the next, even if the coordinator has removed the member.
         """
         return replace(self._owned_as)
 
     async def poll(self, timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
-        """As `Consumer.poll`. Joins the group when that is due, within the same time.
+        """Like `Consumer.poll`. Joins the group first if necessary, within the same time.
 
-        One call at a time; raises RuntimeError for a second one.
+        A second call at the same time raises RuntimeError.
         """
         if self._is_polling:
             raise RuntimeError("poll: another call has not returned")
@@ -155,7 +155,7 @@ class GroupConsumer:
             self._polled_s = self._loop.time()
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The next offset of each partition that `poll` will hand out; none of a partition that is to be looked up."""
+        """The next offset of each partition that `poll` will return, without partitions that are still looked up."""
         return self._consumer.positions()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
@@ -180,9 +180,9 @@ class GroupConsumer:
             raise
 
     def seek_to_committed(self) -> None:
-        """Reads the partitions again from the offsets that the group has committed, after an aborted transaction.
+        """Reads the partitions again from the group's committed offsets, after an aborted transaction.
 
-        A partition without a committed offset is read from where this member began.
+        A partition without a committed offset is read from the offset at which this member began.
         """
         starts = {each: self._consumer.start(each) for each in self._consumer.assignment}
         starts |= self._awaited
@@ -190,9 +190,9 @@ class GroupConsumer:
         self._awaited = {partition: starts.get(partition) for partition in self._owned}
 
     async def close(self) -> None:
-        """Leaves the group and closes the connections; a static member stays in it until its session expires.
+        """Leaves the group and closes the connections. A static member stays in the group until its session expires.
 
-        A poll that waits raises RuntimeError, and so does each later one.
+        A pending poll raises RuntimeError, and so does each later poll.
         """
         self._fail(RuntimeError("the consumer is closed"))
         tasks = [self._watching, self._heartbeat, self._counting, self._looking_up, self._joining]
@@ -212,7 +212,7 @@ class GroupConsumer:
                 await self._member.close()
 
     async def _in_time(self, step: Awaitable[None]) -> None:
-        """A step of `close`, given up after a while."""
+        """Runs a step of `close`, for at most `CLOSE_TIMEOUT_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await step
@@ -220,8 +220,8 @@ class GroupConsumer:
     # -- joining --------------------------------------------------------------------------------------------------
 
     async def _enter(self, deadline: float) -> bool:
-        """Whether this member owns its partitions, as far as it knows. Until the deadline it joins, and asks when it is
-        in doubt."""
+        """Joins the group if necessary, and asks the coordinator after a standstill, until the deadline. Returns
+        whether this member owns its partitions, as far as it knows."""
         self._notice_standstill()
         while True:
             if self._failure is not None:
@@ -254,7 +254,7 @@ class GroupConsumer:
             self._must_join = True
             raise
         if self._must_join:
-            return  # The generation was over before the caller has polled.
+            return  # The generation ended before the caller polled.
         self._owned, self._owned_as = owned, replace(membership, interrupted_s=self._handed_out_s)
         self._awaited = dict.fromkeys(owned)
         await self._on_assigned(list(owned))
@@ -271,7 +271,7 @@ class GroupConsumer:
                 self._owned = []
 
     def _give_up(self) -> None:
-        """Reads nothing. What was handed out and is not committed will be handed out again."""
+        """Stops reading. Records that were returned but not committed will be read again."""
         if self._looking_up is not None:
             self._looking_up.cancel()
             self._looking_up = None
@@ -280,12 +280,12 @@ class GroupConsumer:
         self._consumer.assign({})
 
     def _rejoin(self) -> None:
-        """The next poll joins the group again, or the one that waits for records."""
+        """Has the pending or next poll join the group again."""
         self._must_join = True
         self._consumer.interrupt()
 
     async def _is_done(self, task: "asyncio.Task[Any]", deadline: float) -> bool:
-        """Whether the task is done by the deadline; it continues after that."""
+        """Whether the task is done by the deadline. The task continues after that."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.gather(asyncio.shield(task), return_exceptions=True)
@@ -294,7 +294,7 @@ class GroupConsumer:
     # -- positions ------------------------------------------------------------------------------------------------
 
     def _look_up(self) -> None:
-        """Looks up the positions of partitions that have none, in the background. Raises an error of that work."""
+        """Looks up missing positions in the background. Raises the error of an earlier look-up."""
         if (error := self._look_up_error) is not None:
             self._look_up_error = None
             raise error
@@ -348,20 +348,20 @@ class GroupConsumer:
         try:
             await self._member.heartbeat()
         except MustRejoin:
-            # A pending join finds out by itself.
+            # A pending join gets the error itself.
             if self._joining is None or self._joining.done():
                 self._rejoin()
         else:
             self._confirmed_s = began_s
 
     async def _count_partitions(self) -> None:
-        """Makes the group's leader join again when the group's topics have other partitions than it has assigned."""
+        """As the group's leader, joins again when the group's topics have other partitions than those assigned."""
         counts = self._member.assigned_by
         if counts is not None and await self._member.partition_counts(list(counts)) != counts:
             self._rejoin()
 
     def _notice_standstill(self) -> None:
-        """A process that stood still for a session may have lost its partitions, however many records it holds."""
+        """Detects a standstill longer than the session timeout, after which the member may have lost its partitions."""
         now_s = self._loop.time()
         if now_s - self._awake_s > self._member.options.session_timeout_ms / 1000:
             self._doubted_s = now_s

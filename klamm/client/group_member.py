@@ -1,13 +1,13 @@
-"""The requests of a member of a consumer group, and what their answers mean.
+"""The requests of a member of a consumer group, and the meaning of their answers.
 
-`GroupMember` joins its group and stays in it; `group_consumer.py` reads what the group assigns to it. The functions
-that build requests also serve the simulator's members, which check other things.
+`GroupMember` joins its group and stays in it; `group_consumer.py` reads the assigned partitions. The functions that
+build requests also serve the simulator's members, which check other things.
 
 What must stay true:
-- A coordinator is believed as long as it answers. One that is cut off from its cluster may still answer, and let its
-  members join again for ever: after each failure another broker is asked who coordinates the group.
-- A member that was fenced (its group instance id has a new owner) never joins again: this is an error.
-- What an answer says of a former membership changes nothing about the present one.
+- A coordinator is used as long as it answers without errors. A coordinator that is cut off from its cluster may still
+  answer, and let its members join again for ever, so after each failure another broker is asked for the coordinator.
+- A fenced member (its group instance id has a new owner) never joins again: this is an error.
+- An answer about a former membership does not affect the current one.
 
 Source: org.apache.kafka.clients.consumer.internals.AbstractCoordinator, ConsumerCoordinator; KIP-345, KIP-394.
 """
@@ -45,11 +45,11 @@ from klamm.protocol.vocabulary import TopicPartition
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 NO_GENERATION = -1
-# A coordinator answers a JoinGroup when the rebalance is over; a lost answer is noticed a little later.
+# A coordinator answers JoinGroup when the rebalance is over, so a lost answer is noticed a little later.
 JOIN_MARGIN_MS = 5_000
 
 _UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
-# The generation is over, or the member forgotten: it joins again.
+# The generation is over, or the coordinator has removed the member: the member joins again.
 _REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID})
 
 
@@ -58,10 +58,10 @@ _REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATI
 
 @dataclass(slots=True)
 class Membership:
-    """As what a client speaks to its group's coordinator (Java's `ConsumerGroupMetadata`).
+    """A client's identity for its group's coordinator (Java's `ConsumerGroupMetadata`).
 
-    `interrupted_s` is a time of the loop's clock: when the member was handed the last records of an assignment that was
-    over before this one. A transaction that has the results of such records can no longer commit their offsets.
+    `interrupted_s` is a time of the loop's clock: when the caller got the last records of an earlier assignment. A
+    transaction with the results of such records can no longer commit their offsets.
     """
 
     group_id: str
@@ -75,7 +75,7 @@ class Membership:
         self.member_id, self.generation_id = "", NO_GENERATION
 
     def is_same_member(self, other: "Membership") -> bool:
-        """Whether both name one member in one generation."""
+        """Whether both are the same member in the same generation."""
         is_same = (self.member_id, self.generation_id) == (other.member_id, other.generation_id)
         return is_same and self.generation_id != NO_GENERATION
 
@@ -106,7 +106,7 @@ def join_request(
 def sync_request(
     membership: Membership, protocol_type: str, protocol_name: str, assignments: Mapping[str, bytes]
 ) -> SyncGroupRequest:
-    """`assignments` by member id, from the group's leader only."""
+    """Only the group's leader sends `assignments`, by member id."""
     return SyncGroupRequest(
         group_id=membership.group_id,
         generation_id=membership.generation_id,
@@ -140,7 +140,7 @@ def leave_request(membership: Membership) -> LeaveGroupRequest:
 def commit_request(
     membership: Membership, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], *, metadata: str = ""
 ) -> OffsetCommitRequest:
-    """The next offsets to be read; `metadata` goes with those that are numbers."""
+    """Commits the next offsets to be read. `metadata` is for offsets that are plain numbers."""
     return offset_commit_request(
         membership.group_id,
         {
@@ -157,23 +157,22 @@ def commit_request(
 
 
 class MustRejoin(KafkaError):
-    """The member is not, or no longer, in the group's current generation."""
+    """The member is not in the group's current generation."""
 
 
 class FormerMembership(MustRejoin):
-    """What was asked in a membership that is over. The present one, or the join of the next, continues."""
+    """The request's membership is over. The current membership, or the pending join, continues."""
 
 
 class _Transient(Exception):
-    """No answer, or an error that passes."""
+    """No answer, or a transient error."""
 
 
 class GroupMember:
-    """One member of a group, with a connection of its own to the coordinator.
+    """One member of a group, with its own connection to the coordinator.
 
-    Requests are repeated until they are answered for good; a caller that does not want to wait so long cancels them.
-    They raise KafkaError for an error that no repetition resolves, MustRejoin among them, and ClientError when brokers
-    do not trust this client.
+    Requests are repeated until they get a final answer; callers cancel them to stop earlier. They raise KafkaError for
+    an error that no repetition resolves, including MustRejoin, and ClientError when brokers do not trust this client.
     """
 
     def __init__(self, client: ClusterClient, options: GroupOptions) -> None:
@@ -182,8 +181,8 @@ class GroupMember:
             raise ValueError(f"partition.assignment.strategy: allowed are {', '.join(ASSIGNORS)}, not {unknown}")
         self.membership = Membership(options.group_id, options.group_instance_id)
         self.options = options
-        # The partition counts by which this member, as the leader, has assigned the partitions; 0 of a topic that was
-        # not found.
+        # The partition counts with which this member, as the leader, has assigned the partitions; 0 for a topic that
+        # was not found.
         self.assigned_by: dict[str, int] | None = None
         self._source = client
         self._client = client.another()
@@ -193,7 +192,7 @@ class GroupMember:
 
     @property
     def needs_heartbeats(self) -> bool:
-        """Whether the group waits for this member's heartbeats: it does not while it waits in a JoinGroup."""
+        """Whether the group expects heartbeats of this member. It expects none during a JoinGroup."""
         return not self._is_joining and self.membership.generation_id != NO_GENERATION
 
     async def join(self, topics: Sequence[str]) -> list[TopicPartition]:
@@ -205,7 +204,7 @@ class GroupMember:
             except MustRejoin:
                 await self._pause()
             except asyncio.CancelledError:
-                # The coordinator reads no further request of this connection until it has answered the join.
+                # The coordinator reads no other request of this connection until it has answered the join.
                 if self._coordinator is not None:
                     self._coordinator.close()
                 raise
@@ -224,15 +223,15 @@ class GroupMember:
             self._check(response.error_code, asked_as=asked_as)
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], read_as: Membership) -> None:
-        """Commits the next offsets to be read, of partitions that the member owns as `read_as`.
+        """Commits the next offsets to be read, of partitions that the member owns in the membership `read_as`.
 
-        Raises FormerMembership when that is over.
+        Raises FormerMembership when that membership is over.
         """
         if not offsets:
             return
         if not read_as.is_same_member(self.membership):
-            # The membership in which they were read is over. Without a generation the coordinator would take the commit
-            # for one of a client that is no member, which an empty group allows.
+            # The membership in which the records were read is over. Without a generation the coordinator would take the
+            # commit for one of a client that is not a member, which an Empty group accepts.
             raise FormerMembership(ErrorCode.UNKNOWN_MEMBER_ID, "this client is no longer a member of that generation")
         asked_as = replace(self.membership)
         response = await self._repeat(
@@ -244,9 +243,9 @@ class GroupMember:
             self._check(code, f"the offset of {topic}-{number} was not committed", asked_as=asked_as)
 
     async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """The committed offset of each partition, None where the group has none.
+        """The committed offset of each partition, or None.
 
-        Leaves out the partitions whose offset an open transaction may still change (KIP-447).
+        Leaves out partitions whose offset an open transaction may still change (KIP-447).
         """
         if not partitions:
             return {}
@@ -268,8 +267,8 @@ class GroupMember:
         return offsets
 
     def leave(self) -> Coroutine[Any, Any, None]:
-        """From now on the client is no member. The coroutine tells the coordinator, in one attempt: without an answer
-        the session expires. A static member stays a member until then."""
+        """Ends the membership here at once. The coroutine tells the coordinator, in one attempt: without an answer the
+        session expires. A static member stays in the group until then."""
         left = replace(self.membership)
         self.membership.forget()
         return self._leave(left)
@@ -314,7 +313,7 @@ class GroupMember:
             assignments = await self._assign(joined)
         request = sync_request(self.membership, CONSUMER_PROTOCOL_TYPE, joined.protocol_name or "", assignments)
         timeout_ms = self.options.max_poll_interval_ms + JOIN_MARGIN_MS
-        # A sync is not repeated at another coordinator, which would know nothing of the generation.
+        # A sync is not repeated at another coordinator, which would not know the generation.
         synced = await self._repeat(
             ApiKey.SYNC_GROUP, request, lambda response: [response.error_code], timeout_ms=timeout_ms
         )
@@ -326,7 +325,7 @@ class GroupMember:
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what) from None
 
     async def _assign(self, joined: JoinGroupResponse) -> dict[str, bytes]:
-        """The assignments of all members, as the protocol that they have agreed on makes them."""
+        """The assignments of all members by the selected protocol."""
         assignor = ASSIGNORS.get(joined.protocol_name or "")
         if assignor is None:
             what = f"the group has agreed on {joined.protocol_name}, which this member did not name"
@@ -344,7 +343,7 @@ class GroupMember:
         return {member_id: encode_assignment(owned) for member_id, owned in assignor(members, counts).items()}
 
     async def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
-        """How many partitions these topics have: 0 of those that the broker does not know."""
+        """The number of partitions of these topics; 0 for topics that the broker does not know."""
         while True:
             try:
                 metadata = await self._client.refresh_metadata(topics)
@@ -357,7 +356,7 @@ class GroupMember:
     # -- requests -------------------------------------------------------------------------------------------------
 
     async def _repeat(self, api_key: ApiKey, request: Any, codes: Any, *, timeout_ms: int | None = None) -> Any:
-        """The coordinator's answer, once it has no transient error."""
+        """Repeats the request until the coordinator's answer has no transient error."""
         while True:
             try:
                 response = await self._ask(api_key, request, timeout_ms=timeout_ms)
@@ -391,7 +390,7 @@ class GroupMember:
         if not broker_ids:
             raise _Transient
         try:
-            # After a failure another broker is asked: this one may be cut off and know an old coordinator.
+            # After a failure another broker is asked: this broker may be cut off and know an old coordinator.
             asked = await client.connection_to(broker_ids[self._failures % len(broker_ids)])
             request = find_coordinator_request(self.membership.group_id)
             found = await asked.send(ApiKey.FIND_COORDINATOR, lambda version: request)
@@ -404,7 +403,7 @@ class GroupMember:
         raise KafkaError(ErrorCode(found.error_code), f"the coordinator of group {self.membership.group_id}")
 
     def _check(self, code: int, what: str = "", *, asked_as: Membership | None = None) -> None:
-        """Raises the error of a response, and takes note of it if the member is still the one that has asked."""
+        """Raises the error of a response. Updates the membership if it is still the one of the request."""
         error = error_of(code, what or f"group {self.membership.group_id}")
         if error is None:
             return

@@ -1,7 +1,7 @@
-"""What a broker says of its cluster: brokers, topics, and the leaders of their partitions.
+"""Brokers' metadata of the cluster: brokers, topics, and the leaders of partitions.
 
-What must stay true: of two answers about a partition the one with the newer leader epoch counts, whichever came last
-(KIP-320), unless the topic was deleted and created again in between.
+What must stay true: of two answers about a partition, the one with the newer leader epoch counts, in whatever order
+they come (KIP-320), unless the topic was deleted and created again in between.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from klamm.net.client import Address, Connection
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.messages import ApiKey
 
-# The partitions of an answer that one step looks at.
+# How many partitions of an answer a step handles.
 PARTITIONS_PER_STEP = 1000
 
 
@@ -21,7 +21,7 @@ PARTITIONS_PER_STEP = 1000
 class PartitionMetadata:
     """The replicas of a partition; `leader` is -1 when the partition has no leader.
 
-    `offline_replicas` are those whose broker or log directory has failed.
+    `offline_replicas` are the replicas whose broker or log directory has failed.
     """
 
     error_code: int
@@ -34,7 +34,7 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic as a broker described it; `partitions` by index. `topic_id` is None if the response has no id."""
+    """A topic as a broker described it, with its partitions by number. `topic_id` is None if the response has no id."""
 
     error_code: int
     partitions: dict[int, PartitionMetadata]
@@ -44,7 +44,7 @@ class TopicMetadata:
 
 @dataclass(slots=True)
 class ClusterMetadata:
-    """The newest metadata of the cluster: brokers by id, topics by name; `racks` of the brokers that have one."""
+    """The newest metadata of the cluster: brokers by id, topics by name, and the `racks` of brokers that have one."""
 
     cluster_id: str | None = None
     controller_id: int = -1
@@ -56,7 +56,7 @@ class ClusterMetadata:
 async def metadata_of(
     connection: Connection, topics: Sequence[str] | None = None, *, timeout_ms: int | None = None
 ) -> ClusterMetadata:
-    """What one broker knows of the cluster and of these topics (None: all), which may be old. Raises ClientError."""
+    """One broker's metadata of the cluster and of these topics (None: all), which may be old. Raises ClientError."""
     response = await connection.send(
         ApiKey.METADATA, lambda version: metadata_request(version, topics), timeout_ms=timeout_ms
     )
@@ -80,7 +80,7 @@ def topics_metadata(
     slices = Slices(PARTITIONS_PER_STEP)
     for topic in topics:
         if topic.name is None:
-            continue  # In the requested versions every topic has a name.
+            continue  # Every topic has a name in the requested versions.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
         if slices.spend(len(topic.partitions)):
             yield
@@ -88,7 +88,7 @@ def topics_metadata(
 
 
 def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicMetadata | None) -> TopicMetadata:
-    """The topic of the response, but partitions `known` in a newer leader epoch stay as known."""
+    """The topic of the response. Partitions that are `known` in a newer leader epoch stay as they are."""
     partitions = {
         partition.partition_index: PartitionMetadata(
             partition.error_code,

@@ -1,7 +1,7 @@
-"""Offsets: where partitions begin and end, and what consumer groups have committed.
+"""The start and end offsets of partitions, and the committed offsets of consumer groups.
 
-What must stay true: a ListOffsets request carries the leader epoch that the client knows, so that neither a former
-leader nor a follower answers with an end that is not the leader's (KIP-320).
+What must stay true: a ListOffsets request has the leader epoch that the client knows, so that no former leader or
+follower answers with an end offset of its own (KIP-320).
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class ListedOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """The next offset that a group will read, and what its consumer committed beside it."""
+    """The next offset that a group will read, and the metadata that its consumer committed with it."""
 
     offset: int
     metadata: str = ""
@@ -64,10 +64,11 @@ async def list_offsets(
     missing_timeout_ms: int = 0,
     retry: RetryPolicy | None = None,
 ) -> dict[TopicPartition, ListedOffset | KafkaError]:
-    """The first offset at or after the timestamp (ms), or UNKNOWN_OFFSET; EARLIEST_TIMESTAMP, LATEST_TIMESTAMP: an end.
+    """The first offset at or after the timestamp (ms), or UNKNOWN_OFFSET. EARLIEST_TIMESTAMP and LATEST_TIMESTAMP give
+    the start and end offsets.
 
-    With `read_committed` the latest offset is the last stable one. For `missing_timeout_ms`, see `fan_out.leaders`, for
-    `retry` `fan_out`.
+    With `read_committed` the latest offset is the last stable offset. `fan_out.leaders` explains `missing_timeout_ms`,
+    and `fan_out` explains `retry`.
     """
 
     async def ask(
@@ -92,7 +93,7 @@ class Asked(NamedTuple):
 
 
 def asked_at(timestamp: int, state: PartitionMetadata | None) -> Asked:
-    """The question for a partition; `state` is None when its metadata is not known."""
+    """The question for a partition. `state` is None if its metadata is unknown."""
     return Asked(timestamp, NO_EPOCH if state is None else state.leader_epoch)
 
 
@@ -104,7 +105,7 @@ async def list_offsets_of_leader(
     replica_id: int = CONSUMER_REPLICA_ID,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, ListedOffset | KafkaError]:
-    """One request to the leader of these partitions. Raises ClientError."""
+    """Sends one request to the leader of these partitions. Raises ClientError."""
     struct = ListOffsetsRequest.ListOffsetsTopic
     request = ListOffsetsRequest(
         replica_id=replica_id,
@@ -139,9 +140,9 @@ async def list_replica_offsets(
     timeout_ms: int | None = None,
     retry: RetryPolicy | None = None,
 ) -> dict[TopicPartitionReplica, ListedOffset | KafkaError]:
-    """An end of each replica's own log, which a follower and a replica without a leader have too.
+    """The start or end offset of each replica's own log, whether it is a leader or not.
 
-    Each is asked once, unless `retry` says otherwise: a broker that is down is a result, not a reason to wait.
+    Each broker is asked once, unless `retry` says otherwise: a broker that is down is a result, not a reason to wait.
     KAFKA_STORAGE_ERROR means that the replica's log directory is offline.
     """
 
@@ -164,7 +165,7 @@ async def list_replica_offsets(
 async def list_consumer_group_offsets(
     client: ClusterClient, groups: Iterable[str], *, retry: RetryPolicy | None = None
 ) -> dict[str, dict[TopicPartition, OffsetAndMetadata] | KafkaError]:
-    """All offsets that each group has committed, by topic and partition."""
+    """All committed offsets of each group, by topic and partition."""
 
     async def ask(
         connection: Connection, names: Sequence[str]
@@ -198,9 +199,10 @@ async def _committed(connection: Connection, group: str) -> dict[TopicPartition,
 def offset_fetch_request(
     group: str, partitions: Collection[TopicPartition] | None = None, *, require_stable: bool = False
 ) -> OffsetFetchRequest:
-    """Asks for the offsets of these partitions, or of all that have one.
+    """Asks for the offsets of these partitions, or of all partitions that have one.
 
-    With `require_stable` the coordinator answers UNSTABLE_OFFSET_COMMIT while a transaction may commit one (KIP-447).
+    With `require_stable` the coordinator answers UNSTABLE_OFFSET_COMMIT while a transaction may commit an offset
+    (KIP-447).
     """
     struct = OffsetFetchRequest.OffsetFetchRequestTopic
     topics = None
@@ -216,7 +218,7 @@ async def alter_consumer_group_offsets(
     *,
     retry: RetryPolicy | None = None,
 ) -> dict[TopicPartition, KafkaError | None]:
-    """Commits offsets for a group without members. The whole request's error is that of each partition."""
+    """Commits offsets for a group without members. An error of the whole request is the result of each partition."""
     results: dict[TopicPartition, KafkaError | None] = {}
 
     async def ask(connection: Connection, groups: Sequence[str]) -> dict[str, KafkaError | None]:
@@ -240,7 +242,7 @@ def offset_commit_request(
     member_id: str = "",
     group_instance_id: str | None = None,
 ) -> OffsetCommitRequest:
-    """The commit of a member, or of a client that is not a member."""
+    """A commit of a member, or of a client that is not a member."""
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     return OffsetCommitRequest(
         group_id=group,
@@ -256,7 +258,7 @@ def committed_topics(
     partition_class: Callable[..., Any],
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> list[T]:
-    """The offsets in a commit, within a transaction or not."""
+    """The offsets of a commit, in a transaction or not."""
     return [
         topic_class(
             name=name,
@@ -278,7 +280,7 @@ def committed_topics(
 async def delete_consumer_group_offsets(
     client: ClusterClient, group: str, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, KafkaError | None] | KafkaError:
-    """Deletes a group's offsets: the result of each partition, or the error of the whole request."""
+    """Deletes a group's offsets. Returns the result of each partition, or the error of the whole request."""
     wanted = sorted(set(partitions))
     struct = OffsetDeleteRequest.OffsetDeleteRequestTopic
     results: dict[TopicPartition, KafkaError | None] = {}
@@ -310,7 +312,7 @@ async def delete_consumer_group_offsets(
 def _transient(results: Mapping[TopicPartition, KafkaError | None]) -> KafkaError | None:
     """An error of a partition that a retry of the whole request may resolve.
 
-    A topic that does not exist is not such an error: these requests create no topic.
+    A missing topic is not such an error: these requests create no topics.
     """
     for error in results.values():
         if error is not None and error.code in RETRIABLE_ERRORS - {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:

@@ -1,6 +1,6 @@
-"""How to reach a cluster, how to write to it and how to read it: plain values, which can be pickled and compared.
+"""The options of clients, producers and consumers: plain values, which can be pickled and compared.
 
-What must stay true: importing this module imports nothing heavy. Spark starts several processes for each query that
+What must stay true: importing this module imports nothing heavy. For each query Spark starts several processes that
 only look at the options, and the user waits for them.
 """
 
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Which cluster, and how to reach it. Equal options share one client and its connections."""
+    """The cluster, and how to reach it. Equal options share one client and its connections."""
 
     bootstrap: "tuple[Address, ...]"
     client_id: str = "klamm"
-    # The time for a connection doubles with each failure in a row, up to the largest.
+    # The time to connect doubles with each consecutive failure, up to the maximum.
     connect_timeout_ms: int = 10_000
     connect_timeout_max_ms: int = 30_000
     request_timeout_ms: int = 30_000
-    # How long a command tries again while nothing listens at any bootstrap address.
+    # How long a command retries while nothing listens at any bootstrap address.
     refused_timeout_ms: int = 1_000
-    # How long a request is repeated while a leader changes or a broker starts again.
+    # How long a request is retried while a leader changes or a broker restarts.
     retry_timeout_ms: int = 60_000
-    # The wait before the first repetition, which doubles up to the largest.
+    # The wait before the first retry, which doubles up to the maximum.
     retry_backoff_ms: int = 50
     retry_backoff_max_ms: int = 1_000
     security: SecurityOptions = PLAINTEXT
-    # Where the client is: followers there may serve its fetches (client.rack).
+    # The client's rack (client.rack). Followers in this rack may serve its fetches.
     client_rack: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """How records are written. Sizes are of uncompressed records.
+    """How records are written. Sizes are those of uncompressed records.
 
-    - `batch_size_bytes` (batch.size): of one batch of one partition, unless a single record is larger.
-    - `max_request_size_bytes` (max.request.size): of one record; a larger one is an error.
-    - `buffer_memory_bytes` (buffer.memory): of batches that are not acknowledged yet, unless a single one is larger.
-    - `delivery_timeout_ms` (delivery.timeout.ms): how long a batch is repeated until it counts as failed.
-    - `linger_ms` (linger.ms): how long a batch of single records waits for more of them.
+    - `batch_size_bytes` (batch.size): the size of a batch, unless a single record is larger.
+    - `max_request_size_bytes` (max.request.size): the size of a record; a larger record is an error.
+    - `buffer_memory_bytes` (buffer.memory): the size of all unacknowledged batches, unless a single batch is larger.
+    - `delivery_timeout_ms` (delivery.timeout.ms): how long a batch is retried until it counts as failed.
+    - `linger_ms` (linger.ms): how long a batch of single records waits for more records.
     - `acks`: ACKS_ALL, ACKS_LEADER or ACKS_NONE.
-    - `enable_idempotence` (enable.idempotence): only with ACKS_ALL; without it a repeated batch may be written twice.
-    - `transactional_id` (transactional.id): of a transactional producer, which is idempotent.
+    - `enable_idempotence` (enable.idempotence): only with ACKS_ALL; without it a retried batch may be written twice.
+    - `transactional_id` (transactional.id): the id of a transactional producer, which is idempotent.
     - `transaction_timeout_ms` (transaction.timeout.ms): how long the brokers leave a transaction open.
     """
 
@@ -67,24 +67,25 @@ class ProducerOptions:
 
 
 class OffsetReset(Enum):
-    """Where to read where there is no offset to begin at, or where the log no longer has it (auto.offset.reset)."""
+    """Where to read if there is no offset to begin at, or if the log no longer has it (auto.offset.reset)."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
     NONE = "none"
-    """Nowhere: this is an error."""
+    """A missing offset is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """How records are read. Sizes are as brokers store the records.
+    """How records are read. Sizes are those of records as brokers store them.
 
     - `isolation_level` (isolation.level): READ_UNCOMMITTED or READ_COMMITTED.
     - `auto_offset_reset` (auto.offset.reset).
-    - `max_poll_records` (max.poll.records): of one poll.
-    - `fetch_max_bytes` (fetch.max.bytes): of all records that wait to be handed out. A single batch may be larger.
-    - `max_partition_fetch_bytes` (max.partition.fetch.bytes): of one partition in one response.
-    - `fetch_min_bytes`, `fetch_max_wait_ms` (fetch.min.bytes, fetch.max.wait.ms): what a broker waits for.
+    - `max_poll_records` (max.poll.records): the most records that a poll returns.
+    - `fetch_max_bytes` (fetch.max.bytes): the size of all waiting records. A single batch may be larger.
+    - `max_partition_fetch_bytes` (max.partition.fetch.bytes): the size of one partition in one response.
+    - `fetch_min_bytes`, `fetch_max_wait_ms` (fetch.min.bytes, fetch.max.wait.ms): the bytes that a broker waits for,
+      and how long.
     """
 
     isolation_level: int = READ_UNCOMMITTED
@@ -100,11 +101,11 @@ class ConsumerOptions:
 class GroupOptions:
     """How a member takes part in its group.
 
-    - `group_instance_id` (group.instance.id): makes the member a static one, which keeps its partitions over a restart.
-    - `session_timeout_ms` (session.timeout.ms): how long the group waits for a heartbeat until the member is removed.
-    - `max_poll_interval_ms` (max.poll.interval.ms): how long the member may take for the records of one poll. It is
-      also how long the group waits for it in a rebalance.
-    - `assignors` (partition.assignment.strategy): by preference; all members must have one in common.
+    - `group_instance_id` (group.instance.id): makes a static member, which keeps its partitions over a restart.
+    - `session_timeout_ms` (session.timeout.ms): how long the group waits for a heartbeat before it removes the member.
+    - `max_poll_interval_ms` (max.poll.interval.ms): how long the member may process the records of one poll, and how
+      long the group waits for it in a rebalance.
+    - `assignors` (partition.assignment.strategy): by preference; all members must share one assignor.
     """
 
     group_id: str

@@ -1,7 +1,7 @@
-"""Which partition a record without a given partition goes to, as Kafka's default partitioner decides it.
+"""Chooses a record's partition like Kafka's default partitioner.
 
-What must stay true: a key goes to the partition that Java's clients choose for it, or else the records of one key
-would be in two partitions.
+What must stay true: a key goes to the same partition as with Java's clients, or else the records of one key would be in
+two partitions.
 
 Source: org.apache.kafka.clients.producer.internals.DefaultPartitioner, StickyPartitionCache (KIP-480);
 org.apache.kafka.common.utils.Utils.murmur2.
@@ -18,7 +18,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The 32 bits of Kafka's hash, without a sign."""
+    """Kafka's hash as an unsigned 32-bit integer."""
     whole = len(data) & ~3
     value = _SEED ^ len(data)
     for (word,) in struct.iter_unpack("<I", data[:whole]):
@@ -36,7 +36,7 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
 
 
 class StickyPartitions:
-    """The partition that a topic's records without keys go to until they have filled a batch."""
+    """The partition for a topic's records without keys, until they have filled a batch."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -48,7 +48,7 @@ class StickyPartitions:
         return self.next_partition(topic, available) if current is None else current
 
     def next_partition(self, topic: str, available: Sequence[int]) -> int:
-        """Another of the `available` partitions, if there is another, which is the current one from now on."""
+        """Makes another of the `available` partitions, if there is one, the current partition, and returns it."""
         before = self._current.get(topic)
         others = [partition for partition in available if partition != before] or list(available)
         self._current[topic] = chosen = self._random.choice(others)

@@ -1,8 +1,8 @@
-"""The end of a transaction whose producer has handed it over (`TransactionManager.prepare`): any process may commit or
-abort it later, look whether it is still open, or fence what it left.
+"""Ends prepared transactions (`TransactionManager.prepare`): any process may commit or abort one later, check whether
+it is still open, or fence its producer.
 
-What must stay true: a `PreparedTransaction` names exactly one transaction, because no other one begins under its
-producer epoch. So ending it twice ends nothing else.
+What must stay true: a `PreparedTransaction` identifies exactly one transaction, because no other transaction begins in
+its producer epoch. So ending it twice ends no other transaction.
 """
 
 from collections.abc import Iterable
@@ -26,22 +26,22 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey
 
-# The coordinator no longer has a prepared transaction open.
+# The errors which mean that a prepared transaction is no longer open at its coordinator.
 _GONE: Final = FENCED | UNKNOWN_TO_COORDINATOR | {ErrorCode.INVALID_TXN_STATE}
 
 
 class TransactionGone(KafkaError):
-    """The coordinator no longer has a prepared transaction open, and did not end it as asked.
+    """A prepared transaction is no longer open at its coordinator, and did not end as requested.
 
-    It has timed out and was aborted; or a newer producer with its transactional id has aborted it, or began after it
-    had ended; or another process ended it in the other way.
+    The transaction has timed out and was aborted; or a newer producer with its transactional id has aborted it, or
+    began after its end; or another process ended it with the other outcome.
     """
 
 
 async def end_prepared(client: ClusterClient, prepared: PreparedTransaction, *, commit: bool) -> None:
-    """Commits or aborts exactly this transaction. Repeating the call does nothing more.
+    """Commits or aborts exactly this transaction. Idempotent.
 
-    Raises TransactionGone when the coordinator no longer has it. Raises KafkaError and ClientError when the coordinator
+    Raises TransactionGone if the transaction is no longer open. Raises KafkaError and ClientError if the coordinator
     did not answer in time, or refused (TRANSACTIONAL_ID_AUTHORIZATION_FAILED); then the call may be repeated.
     """
     coordinator = TransactionCoordinator(client, prepared.transactional_id, CoordinatorType.TRANSACTION)
@@ -53,10 +53,10 @@ async def end_prepared(client: ClusterClient, prepared: PreparedTransaction, *, 
 
 
 async def require_prepared(client: ClusterClient, prepared: PreparedTransaction, partition: PartitionKey) -> None:
-    """Raises TransactionGone unless the coordinator still has this transaction open; otherwise as `end_prepared`.
+    """Raises TransactionGone unless this transaction is still open, and the other errors of `end_prepared`.
 
-    `partition` is one that the transaction writes to: adding it once more changes nothing and shows who is fenced. Not
-    to be called after `end_prepared`, when it would begin another transaction.
+    `partition` is one that the transaction writes to: adding it once more changes nothing, and shows whether the
+    producer is fenced. Do not call this after `end_prepared`: it would begin another transaction.
     """
     coordinator = TransactionCoordinator(client, prepared.transactional_id, CoordinatorType.TRANSACTION)
     response = await coordinator.ask(
@@ -71,9 +71,9 @@ async def require_prepared(client: ClusterClient, prepared: PreparedTransaction,
 
 
 async def fence(client: ClusterClient, transactional_id: str, timeout_ms: int) -> bool:
-    """Fences the producers of a transactional id, and aborts what they left open. Returns whether that was anything.
+    """Fences the producers of a transactional id, and aborts their open transaction. Returns whether there was one.
 
-    The coordinator also knows a new id afterwards. Raises KafkaError and ClientError.
+    Afterwards the coordinator also knows an id that was new. Raises KafkaError and ClientError.
     """
     codes: set[int] = set()
 

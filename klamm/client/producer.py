@@ -1,11 +1,11 @@
-"""A producer of single records: it gives each a partition, collects them in batches and hands those to a `Sender`.
+"""A producer of single records: chooses their partitions, collects them in batches, and passes these to a `Sender`.
 
 What must stay true:
-- Every record that `send` has taken ends with its callback: with its offset once the replicas that `acks` names have
-  it, or with the error because of which it was not delivered. A callback that raises harms no other record.
+- The callback of every record that `send` has taken is called: with the record's offset once the replicas that `acks`
+  requires have it, or with the error of its delivery. A callback that raises affects no other record.
 - Records of one partition are written in the order of the calls of `send`, once their topic is known.
-- Unacknowledged records take no more than `buffer_memory_bytes`; `send` waits until there is room. Calls that wait get
-  it in their order.
+- Unacknowledged records take at most `buffer_memory_bytes`; `send` waits until there is room. Waiting calls get room in
+  their order.
 - A record is in the transaction in which its `send` began, or in none.
 
 Source: org.apache.kafka.clients.producer.KafkaProducer; internals.RecordAccumulator, internals.ProducerBatch.
@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 # How long a topic's metadata is used (metadata.max.age.ms).
 TOPIC_MAX_AGE_S = 300.0
-# What an unacknowledged record takes beside its own bytes.
+# The memory of an unacknowledged record besides its own bytes.
 RECORD_MEMORY_BYTES = 120
 
 
 class ProducerRecord(NamedTuple):
-    """A record to write. Without a partition its key decides; without a timestamp it has the time of `send`."""
+    """A record to write. The default partition depends on the key; the default timestamp is the time of `send`."""
 
     topic: str
     value: bytes | None
@@ -68,7 +68,7 @@ class RecordMetadata(NamedTuple):
 
 
 OnCompletion = Callable[[RecordMetadata | None, BaseException | None], object]
-"""Called once, on the loop, with where the record was written or with why it was not (Kafka's `Callback`)."""
+"""Called once, on the loop, with the record's metadata or the error (Kafka's `Callback`)."""
 
 
 @dataclass(slots=True)
@@ -78,9 +78,9 @@ class _Topic:
 
 
 class Producer:
-    """Writes records. Belongs to the loop of its client, which stays the caller's.
+    """Writes records, on the loop of its client. The caller closes the client.
 
-    `transactional_producer.py` makes it a transactional one.
+    `transactional_producer.py` makes it transactional.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Producer:
         self._sticky = StickyPartitions(environment.random)
         self._topics: dict[str, _Topic] = {}
         self._open: dict[tuple[str, int], _ProducerBatch] = {}
-        # How many calls of `send` wait for room; they take turns.
+        # The number of calls of `send` that wait for room. They take turns.
         self._waiting = 0
         self._turn = asyncio.Lock()
 
     async def partitions_for(self, topic: str) -> TopicPartitions:
-        """The topic's partitions; a broker that creates topics (auto.create.topics.enable) creates it.
+        """The topic's partitions. Brokers with auto.create.topics.enable create a missing topic.
 
-        Raises KafkaError when there is no such topic within the client's time, and ClientError.
+        Raises KafkaError if the topic does not exist within the client's time, and ClientError.
         """
         now_s = asyncio.get_running_loop().time()
         known = self._topics.get(topic)
@@ -114,10 +114,10 @@ class Producer:
         return known.partitions
 
     async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
-        """Takes the record over as soon as there is room for it; `on_completion` is told what became of it.
+        """Takes the record as soon as there is room for it. `on_completion` gets the result of its delivery.
 
-        Raises KafkaError for a record that cannot be written (there is no such topic or partition, or it is larger
-        than max.request.size), ClientError, and what ended the producer.
+        Raises KafkaError for a record that cannot be written (its topic or partition does not exist, or it is larger
+        than max.request.size), ClientError, and the error that ended the producer.
         """
         transaction = self._sender.transaction
         number = 0 if transaction is None else transaction.number
@@ -148,16 +148,16 @@ class Producer:
     async def flush(self) -> None:
         """Returns when every record that was sent before the call has been written or has failed.
 
-        Raises what ended the producer.
+        Raises the error that ended the producer.
         """
         await self._sender.flush()
 
     async def abandon(self, error: KafkaError) -> None:
-        """Gives up the records that were not sent: each fails. Returns when the others are answered or have failed."""
+        """Fails all records that were not sent. Returns when the others are answered or have failed."""
         await self._sender.abandon(error)
 
     async def close(self) -> None:
-        """Gives up all unacknowledged records: each fails. Idempotent."""
+        """Fails all unacknowledged records. Idempotent."""
         await self._sender.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Producer:
     def _batch(
         self, record: ProducerRecord, partitions: TopicPartitions, size_bytes: int
     ) -> "tuple[_ProducerBatch, bool]":
-        """The batch that the record goes into, and whether it is a new one."""
+        """The batch for the record, and whether the batch is new."""
         topic = record.topic
         limit_bytes = min(
             self._options.batch_size_bytes, self._sender.limits.get(topic, self._options.batch_size_bytes)
@@ -183,7 +183,7 @@ class Producer:
         if batch is not None and batch.has_room(size_bytes, limit_bytes):
             return batch, False
         if batch is not None and record.partition is None and record.key is None:
-            # From now on records without keys go to another partition, where a batch may be waiting for more.
+            # From now on records without keys go to another partition, where a batch may wait for more records.
             partition = self._sticky.next_partition(topic, partitions.available)
             batch = self._open.get((topic, partition))
             if batch is not None and batch.has_room(size_bytes, limit_bytes):
@@ -225,10 +225,10 @@ class _ProducerBatch(Batch):
         self._codec = codec
         self._max_timestamp_ms = NO_TIMESTAMP
         self._body = bytearray()
-        # For each record: its timestamp, and the function that is told of its end.
+        # The timestamp and the callback of each record.
         self._callbacks: list[tuple[int, OnCompletion | None]] = []
         self._is_closed = False
-        # The batch as it was sealed last, perhaps for another producer id.
+        # The last sealed form of the batch, perhaps for another producer id.
         self._sealed: Buffer | None = None
 
     def has_room(self, size_bytes: int, limit_bytes: int) -> bool:
@@ -248,14 +248,14 @@ class _ProducerBatch(Batch):
         return len(encoded) + RECORD_MEMORY_BYTES
 
     def linger_is_over(self) -> None:
-        """It need not wait for more records."""
+        """The batch need not wait for more records."""
         if not self.is_ready:
             self.is_ready = True
             self.queue.wake()
 
     def seal(self, identity: Identity, sequence: int) -> Generator[int, None, None]:
         if self._sealed is not None:
-            # The network may still hold the earlier bytes.
+            # The network buffers may still refer to the earlier bytes.
             sealed = bytearray(self._sealed)
             header = self._header(len(sealed), identity, sequence)
             write_header(sealed, 0, header._replace(attributes=header.attributes | self._codec))
@@ -303,7 +303,7 @@ class _ProducerBatch(Batch):
             logger.exception("Error executing user-provided callback on message for %s-%d", topic, partition)
 
     def _end(self) -> None:
-        """The producer still knows its last batch of each partition: it takes no more records, and no more memory."""
+        """Frees the batch's memory and takes no more records: the producer keeps a partition's last batch."""
         self._is_closed = True
         self._body, self._callbacks, self._sealed, self.data = bytearray(), [], None, None
 
@@ -326,7 +326,7 @@ class _ProducerBatch(Batch):
 
 
 def _most_bytes(record: Record) -> int:
-    """More bytes than the record needs in a batch, by a few."""
+    """An upper bound of the record's size in a batch, by a few bytes too large."""
     size_bytes = 36 + len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:
         size_bytes += 10 + 3 * len(name) + len(value or b"")

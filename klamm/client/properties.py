@@ -1,8 +1,8 @@
-"""Kafka's client properties, as Java's clients and `--command-config` files have them: from properties to options.
+"""Converts Kafka's client properties, as in Java's clients and `--command-config` files, to options.
 
 What must stay true:
-- A property is used, or it is a property of Kafka's clients without effect here, or it is an error that names what is
-  allowed. So no user relies on a misspelt or missing setting.
+- Every property is used, or is one of Kafka's without effect here, or is an error that says what is allowed. So no user
+  relies on a misspelt or unsupported setting.
 - Importing this module imports nothing heavy, because Spark's short-lived processes look at options.
 
 Source: org.apache.kafka.clients.CommonClientConfigs, AdminClientConfig, ConsumerConfig, ProducerConfig.
@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 
 API_TIMEOUT: Final = "default.api.timeout.ms"
 TIMEOUTS: Final = (API_TIMEOUT, "request.timeout.ms", "socket.connection.setup.timeout.ms")
-"""How long a client waits: for a call with its repetitions, for an answer, for a connection."""
+"""How long a client waits: for a call with its retries, for an answer, for a connection."""
 
 # The field of ClientOptions, and the smallest value, of each property that is a number.
 _NUMBERS: Final = {
@@ -111,7 +111,7 @@ PROPERTIES_WITHOUT_EFFECT: Final = (
     "retries",
     "send.buffer.bytes",
 )
-"""Properties of Java's clients that klamm's client accepts and that change nothing."""
+"""Properties of Java's clients that klamm's client accepts and ignores."""
 
 ELSEWHERE: Final = {
     "sasl.username": "the credentials are in sasl.jaas.config",
@@ -121,7 +121,7 @@ ELSEWHERE: Final = {
     "ssl.certificate.location": "ssl.keystore.location holds the certificate and its key",
     "ssl.key.location": "ssl.keystore.location holds the certificate and its key",
 }
-"""Names of other clients than Java's, and what to write instead."""
+"""Property names of clients other than Java's, and what to write instead."""
 
 
 class PropertyError(ValueError):
@@ -134,9 +134,9 @@ def client_options(
     bootstrap: "tuple[Address, ...] | None" = None,
     defaults: ClientOptions | None = None,
 ) -> ClientOptions:
-    """The options of a client with these properties, of which those of other clients have no effect.
+    """The options of a client with these properties. Properties of producers and consumers have no effect.
 
-    `bootstrap` goes before bootstrap.servers, as a command's option does. Raises PropertyError.
+    `bootstrap`, a command's option, takes precedence over bootstrap.servers. Raises PropertyError.
     """
     check_names(properties)
     given = {name: value.strip() for name, value in properties.items()}
@@ -164,7 +164,7 @@ def client_options(
 
 
 def producer_options(properties: Mapping[str, str], defaults: ProducerOptions) -> ProducerOptions:
-    """The defaults, changed as a producer's properties say. Raises PropertyError."""
+    """The defaults, overridden by a producer's properties. Raises PropertyError."""
     from klamm.protocol.record.compression import CompressionType
 
     given = {name: value.strip() for name, value in properties.items()}
@@ -185,7 +185,7 @@ def producer_options(properties: Mapping[str, str], defaults: ProducerOptions) -
 
 
 def consumer_options(properties: Mapping[str, str], defaults: ConsumerOptions) -> ConsumerOptions:
-    """The defaults, changed as a consumer's properties say. Raises PropertyError."""
+    """The defaults, overridden by a consumer's properties. Raises PropertyError."""
     given = {name: value.strip() for name, value in properties.items()}
     changes = numbers(given, _CONSUMER_NUMBERS)
     if "isolation.level" in given:
@@ -197,7 +197,7 @@ def consumer_options(properties: Mapping[str, str], defaults: ConsumerOptions) -
 
 
 def group_options(properties: Mapping[str, str], group_id: str) -> GroupOptions:
-    """A member of this group with a consumer's properties. Raises PropertyError."""
+    """The options of a member of this group, from a consumer's properties. Raises PropertyError."""
     given = {name: value.strip() for name, value in properties.items()}
     changes = numbers(given, _GROUP_NUMBERS)
     if "partition.assignment.strategy" in given:
@@ -232,7 +232,8 @@ def check_names(properties: Collection[str], *, used: Collection[str] = ()) -> N
 
 
 def numbers(properties: Mapping[str, str], fields: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
-    """The fields of `property: (field, smallest value)` whose property is given. Raises PropertyError."""
+    """The values of the given properties by field. `fields` is `property: (field, smallest value)`. Raises
+    PropertyError."""
     found = {}
     for name, (field, smallest) in fields.items():
         if name in properties:
@@ -252,7 +253,7 @@ def number(name: str, text: str, smallest: int, largest: int = INT_MAX) -> int:
 
 
 def parse_addresses(name: str, text: str) -> "tuple[Address, ...]":
-    """`host:port,host:port`; an IPv6 host stands in brackets. Raises PropertyError."""
+    """Parses `host:port,host:port`, with IPv6 hosts in brackets. Raises PropertyError."""
     addresses = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = entry.rpartition(":")

@@ -1,14 +1,14 @@
-"""Which replica of a partition a consumer with a `client.rack` reads from (KIP-392).
+"""Chooses the replica that a consumer with a `client.rack` reads from (KIP-392).
 
-A consumer names its rack to the leader, whose `replica.selector.class` may send it to a follower in that rack, and one
-without a rack too. What a follower says counts only as far as it returns records: whether records are missing, and
-where the log ends, only the leader says. A consumer that leaves a follower reads from the leader for a while, in a
-version of Fetch without redirection, so that the leader does not send it back at once.
+A consumer sends its rack to the leader, whose `replica.selector.class` may redirect it to a follower in that rack. The
+selector may also redirect a consumer without a rack. A follower only counts for the records that it returns: only the
+leader can tell missing records and the end of the log. A consumer that leaves a follower reads from the leader for a
+while, in a version of Fetch without redirection, so that the leader does not redirect it back at once.
 
 What must stay true:
-- A follower counts only while the leader epoch is the one in which the leader named it, and for `CHOICE_S`.
-- From one answer of a leader with records, or with an error, to the next there are at most one redirection and one
-  request to a follower.
+- A follower is used only in the leader epoch in which the leader named it, and for `CHOICE_S`.
+- Between two answers of a leader with records, or with an error, there are at most one redirection and one request to a
+  follower.
 
 Source: org.apache.kafka.clients.consumer.internals.SubscriptionState (preferred read replica).
 """
@@ -22,9 +22,9 @@ from klamm.net.client import Connection
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 
-# How long a follower is read from until the leader is asked again, Java's metadata.max.age.ms.
+# How long a consumer reads from a follower before it asks the leader again (Java's metadata.max.age.ms).
 CHOICE_S = 300.0
-# How long the leader is read from after a follower was left: doubling, until a follower returns records.
+# How long a consumer reads from the leader after it left a follower. Doubles until a follower returns records.
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 
 NO_FOLLOWER = -1
@@ -32,7 +32,7 @@ LAST_VERSION_WITHOUT_REDIRECTION = 10
 
 
 class LedPartition(Protocol):
-    """What the metadata say of a partition."""
+    """A partition in the metadata."""
 
     @property
     def leader(self) -> int: ...
@@ -43,7 +43,7 @@ class LedPartition(Protocol):
 
 
 class Source(NamedTuple):
-    """The broker to fetch from, and the largest version of Fetch to do that with, None for any."""
+    """The broker to fetch from, and the largest allowed version of Fetch, or None."""
 
     broker: int
     is_follower: bool
@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 @dataclass(slots=True)
 class _Choice:
-    """`until_s` is a time of the loop's clock: when `follower`, or NO_FOLLOWER, no longer holds."""
+    """The choice of `follower`, or of NO_FOLLOWER, until `until_s`, a time of the loop's clock."""
 
     follower: int
     leader_epoch: int
@@ -73,7 +73,7 @@ class ReadReplicas:
         self._choices: dict[TopicPartition, _Choice] = {}
 
     def source(self, partition: TopicPartition, state: LedPartition) -> Source:
-        """Where the next fetch of a partition goes."""
+        """The source of the next fetch of a partition."""
         choice = self._choices.get(partition)
         if choice is None or choice.until_s <= _now_s() or choice.leader_epoch != state.leader_epoch:
             return Source(state.leader, False)
@@ -82,7 +82,7 @@ class ReadReplicas:
         return Source(choice.follower, True)
 
     def redirect(self, partition: TopicPartition, state: LedPartition, follower: int) -> None:
-        """The leader says to read from a follower."""
+        """The leader redirects to a follower."""
         if follower == state.leader or follower not in state.replicas:
             self.leave(partition, state)
             return
@@ -97,7 +97,7 @@ class ReadReplicas:
             choice.pause_s = MIN_PAUSE_S
 
     def leave(self, partition: TopicPartition, state: LedPartition) -> None:
-        """Reads from the leader for a while: the follower is of no help."""
+        """Reads from the leader for a while, because the follower does not help."""
         before = self._choices.get(partition)
         pause_s = MIN_PAUSE_S if before is None else before.pause_s
         self._choices[partition] = _Choice(

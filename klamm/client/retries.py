@@ -1,4 +1,4 @@
-"""What the client tries again, and for how long.
+"""The errors that the client retries, and how long it retries.
 
 What must stay true: retries end. No attempt begins after the policy's deadline.
 """
@@ -39,7 +39,7 @@ RETRIABLE_ERRORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a request is retried, and how long to wait between attempts (doubling from the first to the last)."""
+    """How long a request is retried, and the waits between attempts (doubling from the first to the last)."""
 
     deadline_ms: int = 30_000
     backoff_ms: int = 50
@@ -47,7 +47,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one call under a policy: waits between them, and says when no time is left for another."""
+    """The attempts of one call under a policy, with the waits between them."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._loop = asyncio.get_running_loop()

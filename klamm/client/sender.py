@@ -1,30 +1,30 @@
-"""Sends batches of records to their partitions' leaders until they are acknowledged. Every producer stands on it.
+"""Sends batches of records to their partitions' leaders until they are acknowledged. Every producer uses it.
 
-A batch comes sealed, with its producer's id and sequence numbers (`PartitionBatch`: Spark's), or it is sealed here when
-it is sent for the first time (`Batch.seal`: those of `klamm.client.producer`). `batches.py` has both kinds.
-A `Sender` and the `PartitionQueue` of each partition need each other, so they stand in one module.
+A batch comes sealed, with its producer id and sequence numbers (`PartitionBatch`, from Spark), or the sender seals it
+when it is sent for the first time (`Batch.seal`, from `klamm.client.producer`). `batches.py` has both kinds.
+A `Sender` and the `PartitionQueue` of each partition need each other, so they are in one module.
 
 What must stay true:
-- A batch counts as acknowledged when the replicas that `acks` names have it, and only then is it forgotten here.
-- With idempotence (KIP-98) nothing is written twice and nothing out of order: a partition's batches carry consecutive
-  sequence numbers, and a batch is sent again unchanged. At most `MAX_IN_FLIGHT` of a partition are on their way:
-  a broker recognizes only a producer's last five batches. Without idempotence one batch is on its way at a time.
-  One case is left, as in Java's client: a leader that has stopped cleanly keeps only a producer's last batch. When the
-  answers to several batches are lost with it, and no other replica leads, the earlier of them are written again.
-- Only one batch of a partition is on its way until one has been acknowledged, and again after each failure. A broker
-  of Kafka's that does not know the producer yet accepts any sequence number as the first, so the second batch must not
-  overtake.
+- A batch counts as acknowledged when the replicas that `acks` requires have it. Only then the sender forgets it.
+- With idempotence (KIP-98) no batch is written twice or out of order: a partition's batches have consecutive sequence
+  numbers, and a batch is resent unchanged. At most `MAX_IN_FLIGHT` batches of a partition are in flight: a broker
+  recognizes only a producer's last five batches. Without idempotence one batch is in flight at a time.
+  One exception remains, as in Java's client: a leader that has stopped cleanly keeps only a producer's last batch. If
+  the answers to several batches are lost with it, and no other replica leads, the earlier ones are written again.
+- Only one batch of a partition is in flight until one has been acknowledged, and again after each failure. A Kafka
+  broker that does not know the producer yet accepts any sequence number as the first, so the second batch must not
+  overtake the first.
 - The first sealed batch that cannot be delivered ends the sender: later batches could not be in order.
-- Where batches are sealed here, a failed batch takes only such batches with it as may be in the log, because that is
-  unknown. The other batches continue, under a new producer id unless the failed batch certainly never was appended. A
-  sequence number that may be in the log, or still on its way to it, is never given to other records: a broker would
-  take those for the earlier ones, and acknowledge what it does not write.
-- The batches of a transactional producer go only to partitions that their transaction's coordinator knows of. When one
-  of them fails, the transaction fails: what was not sent is not sent any longer, and what was sent is sent again until
-  it is answered, because a batch that a leader appends after the end of its transaction stays open.
-- Where no replica is to answer, `flush` still waits until the brokers have read what was sent: the program may end
-  then, and what it has not sent would be lost with it.
-- Everything ends: a batch that is not acknowledged within `delivery_timeout_ms` is an error.
+- If the sender seals the batches, a failed batch only fails those later batches that may be in the log. The other
+  batches continue, with a new producer id unless the failed batch was certainly never appended. A sequence number that
+  may be in the log, or may still reach it, is never given to other records: a broker would take these for duplicates,
+  and acknowledge records that it does not write.
+- The batches of a transactional producer go only to partitions that the transaction's coordinator knows. When one of
+  them fails, the transaction fails: unsent batches are dropped, and sent batches are resent until they are answered,
+  because a batch that a leader appends after the end of its transaction stays open.
+- With acks=0 `flush` still waits until the brokers have read the sent batches: the program may end then, and unsent
+  bytes would be lost.
+- Every batch ends: without an acknowledgement within `delivery_timeout_ms` it fails.
 
 Source: org.apache.kafka.clients.producer.internals.Sender, TransactionManager.
 """
@@ -64,7 +64,7 @@ MAX_IN_FLIGHT = 5
 BACKOFF_S = 0.1
 Result = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 
-# With these errors a leader has certainly not appended the batch.
+# Errors with which a leader has certainly not appended the batch.
 _NOT_APPENDED = frozenset(
     {
         ErrorCode.MESSAGE_TOO_LARGE,
@@ -80,7 +80,7 @@ _NOT_APPENDED = frozenset(
         ErrorCode.POLICY_VIOLATION,
     }
 )
-# With these the leader does not have what the producer id had written before.
+# Errors with which the leader does not have the producer id's earlier batches.
 _PRODUCER_LOST = frozenset(
     {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -91,7 +91,7 @@ _PRODUCER_LOST = frozenset(
 
 
 async def init_producer_id(client: ClusterClient) -> Identity:
-    """A new producer id and its epoch. Raises KafkaError, ClientError."""
+    """A new producer id and its epoch. Raises KafkaError and ClientError."""
     response = await client.send_to_any(
         ApiKey.INIT_PRODUCER_ID,
         lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1),
@@ -113,10 +113,10 @@ def produce_request(
 
 
 class Sender:
-    """Sends batches to their partitions' leaders until all are acknowledged. Belongs to the loop of its client.
+    """Sends batches to their partitions' leaders until all are acknowledged, on the loop of its client.
 
-    With a `transaction`, each batch belongs to the transaction in which it is appended. Batches that come sealed have
-    the transaction's identity.
+    With a `transaction`, each batch belongs to the transaction in which it is added. Batches that come sealed have the
+    transaction's identity.
     """
 
     def __init__(self, client: ClusterClient, options: ProducerOptions, transaction: Transaction | None = None) -> None:
@@ -124,27 +124,27 @@ class Sender:
         self._options = options
         self.transaction = transaction
         self._partitions: dict[tuple[str, int], PartitionQueue] = {}
-        # Those whose last batch may wait for more records, in the order in which they got it.
+        # The queues whose last batch may wait for more records, in the order of these batches.
         self._waiting: dict[tuple[str, int], PartitionQueue] = {}
-        # After the last acknowledged batch of each partition.
+        # The offset after the last acknowledged batch of each partition.
         self.end_offsets: dict[tuple[str, int], int] = {}
         self._pending_bytes = 0
-        # How many batches were appended.
+        # The number of batches so far.
         self._appended = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        # For topics whose brokers found a batch too large: the largest batch, uncompressed, from now on.
+        # The new limit of uncompressed batches for topics whose brokers found a batch too large.
         self.limits: dict[str, int] = {}
         self._identity: asyncio.Task[Identity] | None = None
 
     async def init_producer_id(self) -> Identity:
-        """A new producer id and its epoch. Raises KafkaError, ClientError."""
+        """A new producer id and its epoch. Raises KafkaError and ClientError."""
         return await init_producer_id(self._client)
 
     async def append(self, batches: Sequence[PartitionBatch]) -> dict[str, int]:
-        """Takes sealed batches over, in the order of their sequence numbers, as soon as there is room for them.
+        """Takes sealed batches in the order of their sequence numbers, as soon as there is room for them.
 
-        Returns, by topic, how large batches should be from now on where brokers found one too large. Raises what ended
+        Returns the new limit of batches for topics whose brokers found a batch too large. Raises the error that ended
         the sender.
         """
         for batch in batches:
@@ -154,7 +154,7 @@ class Sender:
         return dict(self.limits)
 
     async def wait_for_room(self, size_bytes: int) -> None:
-        """Returns when there is memory for this many bytes more. Raises what ended the sender."""
+        """Returns when there is memory for this many more bytes. Raises the error that ended the sender."""
         self.check()
         while not self.has_room(size_bytes):
             # No more records come, so the batches that wait for more of them need not wait any longer.
@@ -162,7 +162,7 @@ class Sender:
             await self._change()
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is memory for this many bytes more; a single batch may be larger than the limit."""
+        """Whether there is memory for this many more bytes. A single batch may be larger than the limit."""
         return not self._pending_bytes or self._pending_bytes + size_bytes <= self._options.buffer_memory_bytes
 
     def queue(self, topic: str, partition: int) -> "PartitionQueue":
@@ -174,7 +174,7 @@ class Sender:
         return queue
 
     async def flush(self) -> None:
-        """Returns when every batch is acknowledged, or has failed, that was appended before the call.
+        """Returns when every batch that was added before the call is acknowledged or has failed.
 
         Raises the error that ended the sender.
         """
@@ -191,7 +191,7 @@ class Sender:
         )
 
     async def abandon(self, error: KafkaError) -> None:
-        """Gives up the batches that were never sent, and returns when the others are answered or have failed."""
+        """Fails the batches that were never sent, and returns when the others are answered or have failed."""
         for queue in self._partitions.values():
             queue.abandon(error)
         self._make_all_ready()
@@ -200,18 +200,18 @@ class Sender:
             await self._changed.wait()
 
     async def close(self) -> None:
-        """Gives up all unacknowledged batches. Idempotent."""
+        """Fails all unacknowledged batches. Idempotent."""
         self.fail(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer is closed"))
 
     def check(self) -> None:
-        """Raises what ended the sender, if it has ended."""
+        """Raises the error that ended the sender, if it has ended."""
         if self._failure is not None:
             raise self._failure
 
     # -- called by the partitions ---------------------------------------------------------------------------------
 
     async def identity(self) -> Identity:
-        """The producer id of this sender, the same for all partitions. Raises as `init_producer_id`."""
+        """The producer id of this sender, the same for all partitions. Raises like `init_producer_id`."""
         if self._identity is None or (self._identity.done() and self._identity.exception() is not None):
             self._identity = asyncio.create_task(self.init_producer_id())
         return await asyncio.shield(self._identity)
@@ -222,7 +222,7 @@ class Sender:
         self._changed.set()
 
     def next_number(self) -> int:
-        """The number of a batch that is appended."""
+        """The number of the next batch."""
         self._appended += 1
         return self._appended
 
@@ -262,10 +262,10 @@ class Sender:
 
 @dataclass(slots=True)
 class PartitionQueue:
-    """The batches of one partition that are not acknowledged, in the order of their sequence numbers.
+    """The unacknowledged batches of one partition, in the order of their sequence numbers.
 
-    `ClusterClient.send_to_leader` finds the leader and waits for a failure to pass: one batch goes that way until one
-    is acknowledged. Then `MAX_IN_FLIGHT` go straight to the leader until one fails, which then is sent alone again.
+    `ClusterClient.send_to_leader`, which finds the leader and retries, sends one batch at a time until one is
+    acknowledged. Then up to `MAX_IN_FLIGHT` go straight to the leader until one fails, which is then sent alone again.
     """
 
     sender: Sender
@@ -274,18 +274,18 @@ class PartitionQueue:
     topic: str
     number: int
     batches: deque[Batch] = field(default_factory=deque)
-    # The leader took the last batch, so it knows the producer.
+    # Whether the leader took the last batch, so that it knows the producer.
     in_step: bool = False
     task: "asyncio.Task[None] | None" = None
-    # The identity of the batches that are sealed here; None before the first, and after the sequence has broken.
+    # The identity for sealing batches; None before the first batch, and after the sequence has broken.
     identity: Identity | None = None
     next_sequence: int = 0  # after the last acknowledged batch
     needs_new_identity: bool = False
-    # Where batches were sent that no replica is to answer.
+    # The connection with batches that get no answer (acks=0).
     unanswered: Connection | None = None
 
     def append(self, batch: Batch) -> None:
-        """Adds a batch; it is sent when it is ready."""
+        """Adds a batch, which is sent when it is ready."""
         batch.number = self.sender.next_number()
         self.sender.account(batch.memory_bytes)
         self.batches.append(batch)
@@ -295,7 +295,7 @@ class PartitionQueue:
             self.sender.waits(self)
 
     def make_ready(self) -> None:
-        """Lets the last batch be sent, which the others are already."""
+        """Makes the last batch ready to be sent. The other batches are ready already."""
         if self.batches and not self.batches[-1].is_ready:
             self.batches[-1].is_ready = True
             self.wake()
@@ -306,7 +306,7 @@ class PartitionQueue:
             self.task = start_task(self._deliver(), self.sender.fail)
 
     def stop(self, error: BaseException) -> None:
-        """Gives up all batches because of `error`."""
+        """Fails all batches with `error`."""
         if self.task is not None:
             self.task.cancel()
         for batch in self.batches:
@@ -314,7 +314,7 @@ class PartitionQueue:
         self.batches.clear()
 
     def abandon(self, error: KafkaError) -> None:
-        """Gives up all batches if the first was never sent. Behind one that was sent, `_seal` refuses the others."""
+        """Fails all batches if the first was never sent. Behind a sent batch, `_seal` refuses the unsent ones."""
         if self.batches and not self.batches[0].attempts:
             if self.task is not None:
                 self.task.cancel()
@@ -322,7 +322,7 @@ class PartitionQueue:
             self._fail_all(error)
 
     def take_unanswered(self) -> Connection | None:
-        """The connection, for the first time after a batch, on which the broker may not have read it yet."""
+        """The connection on which the broker may not have read a batch yet, at the first call after that batch."""
         connection, self.unanswered = self.unanswered, None
         return connection
 
@@ -345,7 +345,7 @@ class PartitionQueue:
         return index < len(self.batches) and self.batches[index].is_ready
 
     async def _send_first(self) -> None:
-        """Sends the first batch once, with the client's patience, and waits a little if that was not enough."""
+        """Sends the first batch, with the client's retries, and waits a little if they were not enough."""
         batch = self.batches[0]
         why = ""
 
@@ -381,12 +381,12 @@ class PartitionQueue:
         await asyncio.sleep(BACKOFF_S)
 
     async def _send_to_leader(self, batch: Batch, error_of: Any) -> ProduceResponse | None:
-        """The leader's response, None where no replica is to answer."""
+        """The leader's response, or None with acks=0."""
         if self.options.acks != ACKS_NONE:
             return await self.client.send_to_leader(
                 self.topic, self.number, ApiKey.PRODUCE, self._request(batch), errors_of=error_of
             )
-        # A leader that has a reason to refuse closes the connection: the only sign that it may lead no longer.
+        # With acks=0, a broker that refuses a batch closes the connection: the only sign that it may no longer lead.
         connection = await self.client.leader_connection(self.topic, self.number)
         self.unanswered = connection
         await connection.send(ApiKey.PRODUCE, self._request(batch), expect_response=False)
@@ -413,13 +413,14 @@ class PartitionQueue:
         except (NotSent, Disconnected, KafkaError):
             self.in_step = False
         finally:
-            # Their batches are sent again, and brokers recognize those that they have.
+            # These batches are sent again, and brokers recognize duplicates.
             for task in in_flight:
                 task.cancel()
             await asyncio.gather(*in_flight, return_exceptions=True)
 
     async def _unseal_refused(self, in_flight: Iterable["asyncio.Task[ProduceResponse]"]) -> None:
-        """Behind a refused batch the leader refuses the others for their sequence numbers: these may get new ones."""
+        """Unseals batches that the leader has refused for their sequence numbers, because it refused an earlier
+        batch."""
         if isinstance(self.batches[0], SealedBatch):
             return
         responses = await asyncio.gather(*in_flight, return_exceptions=True)
@@ -469,7 +470,7 @@ class PartitionQueue:
     # -- answers --------------------------------------------------------------------------------------------------
 
     def _result(self, response: ProduceResponse) -> Result:
-        """What the response says of this partition. Raises InvalidResponse when that is nothing."""
+        """The response's result for this partition. Raises InvalidResponse if the response has none."""
         result = self._find_result(response)
         if result is None:
             raise InvalidResponse(f"the leader returned nothing for {self.topic}-{self.number}")
@@ -483,8 +484,8 @@ class PartitionQueue:
         return None
 
     def _settle(self, batch: Batch, result: Result) -> bool:
-        """Takes note of the answer to the first batch. Returns whether the batch is done with; raises _Refused when
-        it never will be acknowledged."""
+        """Handles the answer to the first batch. Returns whether the batch is finished. Raises _Refused if it will
+        never be acknowledged."""
         code = ErrorCode(result.error_code)
         header = batch.header
         self.in_step = code is ErrorCode.NONE and header.base_sequence != NO_SEQUENCE
@@ -509,7 +510,7 @@ class PartitionQueue:
         return batch
 
     def _split(self, batch: Batch, header: BatchHeader) -> None:
-        """Replaces the first batch by two halves, whose sequence numbers are those of the whole."""
+        """Replaces the first batch by two halves with the same sequence numbers."""
         self.sender.too_large(self.topic, batch.size_bytes)
         assert batch.data is not None
         records = list(decode_records(batch.data, 0, header))
@@ -522,14 +523,14 @@ class PartitionQueue:
             self.sender.account(half.memory_bytes)
 
     def _begin_anew(self) -> None:
-        """The leader has lost what this producer id had written, and so has none of its batches that are left here:
-        they continue under a new id."""
+        """The leader has lost the state of this producer id, and so has none of the remaining batches. They continue
+        with a new producer id."""
         for batch in self.batches:
             batch.unseal()
         self.identity, self.next_sequence, self.needs_new_identity = None, 0, True
 
     def _give_up(self, batch: Batch, refused: "_Refused") -> None:
-        """Fails the first batch, and those behind it that may be in the log. Raises `refused` for a sealed batch."""
+        """Fails the first batch, and the later batches that may be in the log. Raises `refused` for a sealed batch."""
         if isinstance(batch, SealedBatch):
             raise refused
         if self.sender.transaction is not None:
@@ -589,7 +590,7 @@ class _Refused(KafkaError):
 
 
 class _RefusedByLeader(_Refused):
-    """The leader has answered so."""
+    """The leader has refused the first batch."""
 
 
 _EXPLANATIONS = {
@@ -604,7 +605,7 @@ _EXPLANATIONS = {
 
 
 def _rebuilt(records: Sequence[Record], header: BatchHeader, first: int) -> bytearray:
-    """A batch of some of a batch's records, from the record with index `first` on."""
+    """A batch of `records`, which begin at the index `first` of another batch."""
     sequence = header.base_sequence
     return build_batch(
         [record._replace(offset=-1) for record in records],

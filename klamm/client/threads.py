@@ -1,14 +1,13 @@
 """Lets Spark's workers and plain Python programs, which run in threads, use klamm's asyncio client.
 
-One event loop runs in a background thread of each process, and one `ClusterClient` per cluster lives on it, so that
-connections outlast a task, a micro-batch and a query. With the thread, a fetch continues while the caller decodes the
-records of the previous fetch or hands them to Spark. No broker code runs here, so klamm's rule of one thread does not
-apply.
+One event loop runs in a background thread of each process, with one `ClusterClient` for each cluster, so that
+connections outlast a task, a micro-batch and a query. Fetches continue while the caller decodes the records of the
+previous fetch or passes them to Spark. No broker code runs here, so klamm's rule of one thread does not apply.
 
 What must stay true:
-- Only this module knows of the thread. Coroutines given to `start` and `call` own no state that a caller touches.
-- A forked process begins with a loop and connections of its own: a thread does not survive a fork, and two processes
-  must never write to one socket.
+- Only this module knows of the thread. Coroutines given to `start` and `call` share no state with the caller.
+- A forked process starts its own loop and connections: a thread does not survive a fork, and two processes must never
+  write to one socket.
 """
 
 import asyncio
@@ -34,12 +33,12 @@ class _Network:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self._clients: dict[ClientOptions, ClusterClient] = {}
-        # Made here, because after a fork two processes must not draw the same nonces.
+        # Created in each process, because two processes must not draw the same nonces after a fork.
         self._random = SystemEnvironment().random
         threading.Thread(target=self.loop.run_forever, name="klamm-network", daemon=True).start()
 
     def client(self, options: ClientOptions) -> ClusterClient:
-        """Called on the loop only. Raises SecurityError when the files of a key or trust store are of no use."""
+        """Call it on the loop only. Raises SecurityError when the files of a key or trust store cannot be used."""
         client = self._clients.get(options)
         if client is None:
             client = self._clients[options] = make_client(options, self._random)
@@ -60,7 +59,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def start(options: ClientOptions, work: "Work[T]") -> "Future[T]":
-    """Runs `work(client)` on the loop while the caller continues; cancelling the future cancels the work."""
+    """Runs `work(client)` on the loop while the caller continues. Cancelling the future cancels the work."""
     global _network  # noqa: PLW0603
     with _starting:
         if _network is None:

@@ -1,4 +1,4 @@
-"""The partitions of the topics that a producer writes to. A broker may create a topic that does not exist."""
+"""The partitions of the topics that a producer writes to. Brokers may create missing topics."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from klamm.protocol.messages import ApiKey
 
 @dataclass(frozen=True, slots=True)
 class TopicPartitions:
-    """How many partitions a topic has, and which of them have a leader."""
+    """The number of a topic's partitions, and those with a leader."""
 
     count: int
     available: list[int]
 
 
 async def describe_topics(client: ClusterClient, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-    """The partitions of these topics; brokers that may create topics (auto.create.topics.enable) do.
+    """The partitions of these topics. Brokers with auto.create.topics.enable create missing topics.
 
-    Raises KafkaError when there is no such topic within the client's time, or it may not be written to.
+    Raises KafkaError if a topic does not exist within the client's time, or may not be written to.
     """
     names = list(topics)
     response = await client.send_to_any(
@@ -44,7 +44,7 @@ def _partitions(topic: MetadataResponse.MetadataResponseTopic) -> TopicPartition
 
 
 def _topic_errors(response: MetadataResponse, names: Sequence[str]) -> dict[str, int]:
-    """The error of each topic; one without partitions has no leader yet."""
+    """The error of each topic. A topic without partitions has no leader yet."""
     described = {topic.name: topic for topic in response.topics}
     errors = {}
     for name in names:

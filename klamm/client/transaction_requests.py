@@ -1,11 +1,11 @@
-"""Requests to the coordinators of transactional ids and of groups, for transactions: what they contain, how long they
-are repeated, and what their errors mean.
+"""The requests of transactions to the coordinators of transactional ids and of groups: their contents, their retries,
+and the meaning of their errors.
 
 What must stay true:
-- A request is repeated only while its errors are transient and the client's time is not over. An answer that was lost
-  is remembered (`may_come_late`), because the request may still be on its way.
+- A request is repeated only while its errors are transient and the client's time is not over. A lost answer is
+  remembered (`may_come_late`), because the request may still reach the coordinator.
 - No request needs a version of KIP-890's second part, in which the coordinator raises the epoch with each transaction:
-  all brokers since Kafka 2.5 are served in the same way.
+  all brokers since Kafka 2.5 get the same requests.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 
-# The wait while the markers of the last transaction are written, which takes a few milliseconds.
+# The wait for the markers of the last transaction, which takes a few milliseconds.
 CONCURRENT_TRANSACTIONS_BACKOFF_S: Final = 0.02
 _MOVED: Final = frozenset({ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.REQUEST_TIMED_OUT})
 TRANSIENT: Final = RETRIABLE_ERRORS | {ErrorCode.CONCURRENT_TRANSACTIONS}
@@ -50,7 +50,7 @@ _EXPLANATIONS: Final = {
 
 
 class PreparedTransaction(NamedTuple):
-    """A transaction whose records are all written and whose end is decided later, perhaps by another process.
+    """A transaction whose records are all written and whose outcome is decided later, perhaps by another process.
 
     A plain tuple: `json.dumps(prepared)` and `PreparedTransaction(*json.loads(text))` store it.
     """
@@ -61,7 +61,7 @@ class PreparedTransaction(NamedTuple):
 
 
 class TransactionCoordinator:
-    """Requests to the coordinator of a transactional id or of a group, repeated until they are answered for good."""
+    """Requests to the coordinator of a transactional id or of a group, repeated until they get a final answer."""
 
     def __init__(self, client: ClusterClient, key: str, of: CoordinatorType) -> None:
         self._client = client
@@ -69,12 +69,13 @@ class TransactionCoordinator:
         self._route = coordinators(client, of)
         self._is_stale = False
         self.may_come_late = False
-        """An answer was lost, and another attempt followed or may follow on another connection."""
+        """Whether an answer was lost, so that another attempt followed or may follow on another connection."""
 
     async def ask(self, api_key: ApiKey, request: Any, codes_of: Callable[[Any], Iterable[int]]) -> Any:
-        """The answer, with a transient error only if the client's time is over. `request` may be built by a function.
+        """The answer, with a transient error only if the client's time is over. `request` may be a function that builds
+        it.
 
-        Raises KafkaError when there is no coordinator, and ClientError.
+        Raises KafkaError if there is no coordinator, and ClientError.
         """
         build = request if callable(request) else lambda version: request
         attempts = Attempts(self._client.retry)
@@ -111,13 +112,13 @@ class TransactionCoordinator:
 
 
 def explained(code: int, what: str) -> KafkaError | None:
-    """The error of a code in a response about `what`, with what helps; None if there is none."""
+    """The error of a code in a response about `what`, with a remedy; or None."""
     explanation = _EXPLANATIONS.get(ErrorCode(code))
     return error_of(code, f"{what}: {explanation}" if explanation else what)
 
 
 def code_of(response: Any) -> Iterable[int]:
-    """The error code of a response that has one."""
+    """The error code of a response with a single error code."""
     return (response.error_code,)
 
 
@@ -131,7 +132,7 @@ def codes_of_added(response: Any) -> dict[PartitionKey, int]:
 
 
 def add_partitions_request(of: PreparedTransaction, partitions: Iterable[PartitionKey]) -> AddPartitionsToTxnRequest:
-    """Adds these partitions to the transaction that is open under this epoch, or begins it."""
+    """Adds these partitions to the open transaction of this epoch, or begins it."""
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=of.transactional_id,
         v3_and_below_producer_id=of.producer_id,
@@ -144,7 +145,7 @@ def add_partitions_request(of: PreparedTransaction, partitions: Iterable[Partiti
 
 
 def end_request(prepared: PreparedTransaction, *, commit: bool) -> EndTxnRequest:
-    """Commits or aborts the transaction that is open under this epoch."""
+    """Commits or aborts the open transaction of this epoch."""
     return EndTxnRequest(
         transactional_id=prepared.transactional_id,
         producer_id=prepared.producer_id,
@@ -159,7 +160,7 @@ def offset_commit_request(
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
     membership: Membership,
 ) -> TxnOffsetCommitRequest:
-    """Commits offsets of a group with the transaction, for this member."""
+    """Commits a group's offsets in the transaction, for this member."""
     topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     return TxnOffsetCommitRequest(
         transactional_id=transactional_id,

@@ -8,12 +8,12 @@
     await producer.commit()
 
 What must stay true:
-- `commit` and `prepare` wait for every call of `send` and `send_offsets` that has begun, and for every record. When one
-  has failed, or a call has raised anything, they raise TransactionAborted, and only `abort` is left.
-- A record is in the transaction in which its `send` began, or in none: from the call of `commit`, `prepare` or `abort`
-  on nothing is added, and only one of these runs at a time.
-- `abort` ends the transaction only when every record of it is answered or given up, and so that no leader appends those
-  that were given up: a record that is appended after the end of its transaction would hold back the last stable offset.
+- `commit` and `prepare` wait for every pending call of `send` and `send_offsets`, and for every record. If a record has
+  failed, or a call has raised, they raise TransactionAborted, and the transaction can only be aborted.
+- A record is in the transaction in which its `send` began, or in none: after the call of `commit`, `prepare` or `abort`
+  no record is added, and only one of these runs at a time.
+- `abort` ends the transaction only when every record of it is answered or given up, and in such a way that no leader
+  appends a given-up record: a record after the end of its transaction would hold back the last stable offset.
 
 Source: org.apache.kafka.clients.producer.KafkaProducer.
 """
@@ -36,16 +36,16 @@ from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition
 
-# How long a producer that closes waits for the abort of an open transaction; the brokers abort it later otherwise.
+# How long a closing producer waits for the abort of an open transaction. Otherwise the coordinator aborts it later.
 CLOSE_TIMEOUT_S = 5.0
 
 
 class TransactionalProducer:
-    """Writes records in transactions, one at a time. Belongs to the loop of its client, which stays the caller's.
+    """Writes records in transactions, one at a time, on the loop of its client. The caller closes the client.
 
-    The methods raise as those of `TransactionManager` and `Producer` do. Where the coordinator did not answer in time,
-    `init`, `commit` and `abort` raise KafkaError or ClientError, and may be called again. Then `send` and
-    `send_offsets` raise TransactionAborted: what they were to add is missing.
+    The methods raise the errors of `TransactionManager` and `Producer`. If the coordinator does not answer in time,
+    `init`, `commit` and `abort` raise KafkaError or ClientError, and may be called again; `send` and `send_offsets`
+    raise TransactionAborted, because their record or offsets are missing.
     """
 
     def __init__(self, client: ClusterClient, options: ProducerOptions, environment: Environment) -> None:
@@ -55,7 +55,7 @@ class TransactionalProducer:
             raise ValueError("transactional.id needs acks=all and enable.idempotence=true")
         self._transactions = TransactionManager(client, options.transactional_id, options.transaction_timeout_ms)
         self._producer = Producer(client, options, environment, self._transactions)
-        # The calls of `send` that have not returned.
+        # The pending calls of `send`.
         self._sends = 0
         self._all_sent = asyncio.Event()
         self._is_ending = False
@@ -65,7 +65,7 @@ class TransactionalProducer:
         return self._transactions.state
 
     async def init(self) -> Identity:
-        """Fences every earlier producer with this transactional id and aborts what it left open."""
+        """Fences all earlier producers with this transactional id and aborts their open transaction."""
         return await self._transactions.init()
 
     def begin(self) -> None:
@@ -73,11 +73,11 @@ class TransactionalProducer:
         self._transactions.begin()
 
     async def partitions_for(self, topic: str) -> TopicPartitions:
-        """As `Producer.partitions_for`."""
+        """Like `Producer.partitions_for`."""
         return await self._producer.partitions_for(topic)
 
     async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
-        """As `Producer.send`, in the transaction."""
+        """Like `Producer.send`, in the transaction."""
         self._require_open("send")
         self._sends += 1
         try:
@@ -90,15 +90,14 @@ class TransactionalProducer:
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: Membership | str
     ) -> None:
-        """As `TransactionManager.send_offsets`: commits a group's offsets, the next ones to be read, with the
-        transaction."""
+        """Commits a group's next offsets to be read in the transaction, like `TransactionManager.send_offsets`."""
         self._require_open("send_offsets")
         await self._transactions.send_offsets(offsets, group)
 
     async def prepare(self) -> PreparedTransaction | None:
-        """Writes every record and hands the end of the transaction over to `end_prepared`.
+        """Writes every record, and leaves the end of the transaction to `end_prepared`.
 
-        None if the transaction has no records and no offsets. Until the end this producer does nothing else.
+        None if the transaction has no records and no offsets. Until its end this producer cannot do anything else.
         """
         with self._ending("prepare"):
             self._transactions.require_open()
@@ -112,12 +111,12 @@ class TransactionalProducer:
             await self._transactions.commit()
 
     async def abort(self) -> None:
-        """Aborts the transaction; records that were not sent fail."""
+        """Aborts the transaction. Unsent records fail."""
         with self._ending("abort"):
             await self._abort()
 
     async def close(self) -> None:
-        """Aborts an open transaction, but not a prepared one, and gives up all unacknowledged records. Idempotent."""
+        """Aborts an open transaction, but not a prepared one, and fails all unacknowledged records. Idempotent."""
         is_open = self.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR)
         try:
             if is_open or (self.state is State.ABORTING and not self._is_ending):
@@ -136,7 +135,7 @@ class TransactionalProducer:
 
     @contextlib.contextmanager
     def _ending(self, operation: str) -> Iterator[None]:
-        """Nothing is added to the transaction meanwhile."""
+        """During the block no record or offset can be added to the transaction."""
         if self._is_ending:
             raise RuntimeError(f"{operation}: another call of commit, prepare or abort has not returned")
         self._is_ending = True

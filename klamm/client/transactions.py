@@ -1,19 +1,19 @@
-"""Transactions of a producer (KIP-98, KIP-360, KIP-447), as their coordinator sees them, and their end in two phases.
+"""The transactions of a producer (KIP-98, KIP-360, KIP-447), and their end in two phases.
 
-`TransactionManager` holds one producer's transactions; a `Sender` sends their records. `prepare` makes the end of a
-transaction a thing of its own (`prepared_transactions.py`). It is one table of states with the rules for each edge.
+`TransactionManager` has one producer's transactions; a `Sender` sends their records. `prepare` separates the end of a
+transaction from its producer (`prepared_transactions.py`). The manager is one table of states with rules for each edge.
 
 What must stay true:
-- A transaction is committed only if every record and every offset of it has been acknowledged. When one could not be
-  added, for whatever reason, the transaction can only be aborted.
-- Offsets are committed only by the member that owns their partitions, as what it owned them when it read the records.
+- A transaction is committed only if all its records and offsets were acknowledged. If one could not be added, for
+  whatever reason, the transaction can only be aborted.
+- Only the member that owns partitions commits their offsets, in the membership in which it read the records.
 - The errors that end a transaction and those that end its producer are those of Java's `TransactionManager`.
-- Every call ends: what the coordinator cannot do within the client's time is an error, and `commit` and `abort` may
-  then be called again.
-- No record is appended after its transaction has ended: where one may still be on its way to a leader, the transaction
-  is aborted in the next epoch, in which the leaders refuse it.
-- A request of a transaction changes no later one: where an answer was lost, so that the request may still be on its way
-  on the former connection, the next transaction begins in the next epoch, in which the coordinator refuses it.
+- Every call ends: if the coordinator needs more than the client's time, it is an error, and `commit` and `abort` may be
+  called again.
+- No record is appended after its transaction has ended: if a record may still reach a leader, the transaction is
+  aborted in the next epoch, in which the leaders refuse the record.
+- A request of a transaction does not affect later ones: if its answer was lost, so that the request may still arrive on
+  the former connection, the next transaction begins in the next epoch, in which the coordinator refuses the request.
 
 Source: org.apache.kafka.clients.producer.internals.TransactionManager.
 """
@@ -52,10 +52,11 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 
-# From this version on InitProducerId continues a producer whose id and epoch the request names (KIP-360).
+# From this version on, InitProducerId continues a producer whose id and epoch the request has (KIP-360).
 _CONTINUING_VERSION: Final = 3
 
-# Errors after which the transaction can be aborted and the producer continues; all others of these requests end it.
+# Errors after which the transaction can be aborted and the producer continues. All other errors of these requests end
+# the producer.
 _ABORTABLE: Final = {
     ApiKey.INIT_PRODUCER_ID: frozenset({ErrorCode.TRANSACTION_ABORTABLE}),
     ApiKey.ADD_OFFSETS_TO_TXN: UNKNOWN_TO_COORDINATOR
@@ -71,8 +72,8 @@ _ABORTABLE: Final = {
     ),
     ApiKey.END_TXN: UNKNOWN_TO_COORDINATOR | {ErrorCode.TRANSACTION_ABORTABLE},
 }
-# Errors that end the producer; after all others of these requests the transaction can be aborted. A leader's
-# INVALID_PRODUCER_EPOCH may be older than what the coordinator knows (KIP-588): the abort shows who is fenced.
+# Errors that end the producer. After all other errors of these requests the transaction can be aborted. A leader's
+# INVALID_PRODUCER_EPOCH may be outdated (KIP-588): the abort shows whether the producer is fenced.
 _FATAL: Final = {
     ApiKey.ADD_PARTITIONS_TO_TXN: FENCED
     | {ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ErrorCode.INVALID_TXN_STATE},
@@ -90,15 +91,16 @@ _FENCED_TEXT: Final = "a newer producer has this transactional id, or the transa
 
 
 class TransactionAborted(TransactionFailed):
-    """The transaction cannot be committed. `abort` ends it, and the next one may begin."""
+    """The transaction cannot be committed. After `abort` the next transaction may begin."""
 
 
 class ProducerEnded(TransactionFailed):
-    """The producer can do nothing more, not even abort. A new one with the same transactional id ends what is open."""
+    """The producer can do nothing more, not even abort. A new producer with its transactional id aborts its
+    transaction."""
 
 
 class ProducerFenced(ProducerEnded):
-    """A newer producer has the transactional id, or the transaction has timed out; both have aborted it."""
+    """A newer producer has the transactional id, or the transaction has timed out. Both abort the transaction."""
 
 
 class State(Enum):
@@ -127,13 +129,13 @@ VALID_PREVIOUS_STATES: Final[Mapping[State, Collection[State]]] = {
 
 
 class TransactionManager(Transaction):
-    """The transactions of one producer: `init` once, then `begin` and `commit` or `abort`, again and again.
+    """The transactions of one producer: `init` once, then repeatedly `begin` and `commit` or `abort`.
 
-    The records are sent by a `Sender` that knows this object. It is flushed before `commit` and `prepare`, and abandons
-    what is not sent before `abort`; `TransactionalProducer` does that for records, as must the owner of a `Sender`.
+    A `Sender` that knows this object sends the records. Its owner must flush it before `commit` and `prepare`, and
+    abandon unsent batches before `abort`, as `TransactionalProducer` does.
 
-    Methods raise TransactionAborted and ProducerEnded (see there), RuntimeError when they are called in the wrong
-    order, and KafkaError or ClientError when the coordinator did not answer within the client's time.
+    Methods raise TransactionAborted and ProducerEnded, RuntimeError when they are called in the wrong order, and
+    KafkaError or ClientError when the coordinator does not answer within the client's time.
     """
 
     def __init__(self, client: ClusterClient, transactional_id: str, timeout_ms: int) -> None:
@@ -144,26 +146,27 @@ class TransactionManager(Transaction):
         self._timeout_ms = timeout_ms
         self._coordinator = TransactionCoordinator(client, transactional_id, CoordinatorType.TRANSACTION)
         self._error: TransactionFailed | None = None
-        # The partitions of this transaction that the coordinator knows of, and those that it is yet to be told.
+        # The partitions of this transaction that the coordinator knows, and those that it does not know yet.
         self._partitions: set[PartitionKey] = set()
         self._wanted: dict[PartitionKey, None] = {}
         self._adding = asyncio.Lock()
         self._has_offsets = False
-        # Held while offsets are sent; nothing ends the transaction meanwhile.
+        # Held while offsets are sent, so that the transaction does not end meanwhile.
         self._sending_offsets = asyncio.Lock()
-        # Times of the loop's clock: records that a consumer handed out before are not in this transaction, or their
-        # offsets are. By group, and of all groups.
+        # Times of the loop's clock, by group and for all groups. If a consumer returned a record before, its
+        # results are not in this transaction, or its offset is.
         self._covered_s: dict[str, float] = {}
         self._aborted_s = -math.inf
-        # The coordinator may have opened the transaction.
+        # Whether the coordinator may have opened the transaction.
         self._may_be_open = False
-        # The next transaction must not begin under this epoch.
+        # Whether the next transaction needs a new epoch.
         self._must_bump_epoch = False
-        # A batch that was given up may still reach a leader, or offsets the coordinator of their group.
+        # Whether a given-up batch may still reach a leader, or given-up offsets the group's coordinator.
         self._may_come_late = False
 
     async def init(self) -> Identity:
-        """Registers the producer. Fences every earlier one with its transactional id and aborts what it left open."""
+        """Registers the producer. Fences all earlier producers with its transactional id, and aborts their open
+        transaction."""
         if self.state is not State.UNINITIALIZED:
             self._wrong_order("init", State.READY)
         self.identity = await self._init_producer_id(NO_IDENTITY)
@@ -188,7 +191,7 @@ class TransactionManager(Transaction):
             return
         self._wanted[partition] = None
         async with self._adding:
-            # Partitions that get their first batches at the same time share a request.
+            # Partitions whose first batches come at the same time share a request.
             await asyncio.sleep(0)
             self._require_sending()
             if partition not in self._partitions:
@@ -197,11 +200,11 @@ class TransactionManager(Transaction):
     async def send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int], group: Membership | str
     ) -> None:
-        """Commits offsets of a group with this transaction: the next ones that its consumers will read (KIP-447).
+        """Commits offsets of a group in this transaction: the next offsets that its consumers will read (KIP-447).
 
-        The membership is that of the consumer that has read the records, and names the group; the group's coordinator
-        refuses it when the member no longer owns the partitions. A group id alone is for clients that assign
-        partitions to themselves. After any error the transaction can only be aborted.
+        The membership, which has the group id, is that of the consumer that has read the records. The group's
+        coordinator refuses the commit if the member no longer owns the partitions. A group id alone is for clients that
+        assign partitions to themselves. After any error the transaction can only be aborted.
         """
         began_s = asyncio.get_running_loop().time()
         self.require_open()
@@ -219,9 +222,9 @@ class TransactionManager(Transaction):
 
     @contextmanager
     def whole_or_aborted(self, what: str, *, may_come_late: bool = False) -> Iterator[None]:
-        """If the block fails, an open transaction can only be aborted, because a part of it is missing: `what`.
+        """If the block fails, an open transaction can only be aborted, because a part of it, `what`, is missing.
 
-        With `may_come_late` a request of the block may still be on its way.
+        With `may_come_late` a request of the block may still arrive later.
         """
         try:
             yield
@@ -239,9 +242,9 @@ class TransactionManager(Transaction):
             raise
 
     def prepare(self) -> PreparedTransaction | None:
-        """Hands the end of the transaction over to `end_prepared`; None if there is nothing to end.
+        """Leaves the end of the transaction to `end_prepared`; None if there is nothing to end.
 
-        This producer may still `commit` or `abort` it, and does nothing else before.
+        This producer may still `commit` or `abort` it, and can do nothing else before.
         """
         if self._sending_offsets.locked():
             raise RuntimeError("prepare: send_offsets has not returned")
@@ -266,7 +269,7 @@ class TransactionManager(Transaction):
         """Aborts the transaction."""
         self.begin_abort()
         async with self._sending_offsets:
-            pass  # Its requests must not come after the end.
+            pass  # Requests with offsets must not come after the end.
         if self._may_come_late:
             self.identity = await self._abort_in_next_epoch()
             self._must_bump_epoch = False
@@ -277,13 +280,13 @@ class TransactionManager(Transaction):
                 # The coordinator has forgotten the producer, and has no transaction of it.
                 self._must_bump_epoch = True
             elif code != ErrorCode.INVALID_TXN_STATE or self._partitions or self._has_offsets:
-                # Without a confirmed partition or group it may never have heard of the transaction.
+                # Without a confirmed partition or group the coordinator may never have heard of the transaction.
                 self._check(ApiKey.END_TXN, code, "the abort")
         await self._begin_anew()
         self._aborted_s = asyncio.get_running_loop().time()
 
     def begin_abort(self) -> None:
-        """From now on nothing is added to the transaction; `abort` follows."""
+        """Ends additions to the transaction; `abort` follows."""
         self._change(State.ABORTING, "abort")
 
     def batch_failed(self, error: BaseException, *, may_come_late: bool) -> None:
@@ -296,7 +299,7 @@ class TransactionManager(Transaction):
         if code in _FATAL[ApiKey.PRODUCE]:
             self._fail(ProducerFenced if code in FENCED else ProducerEnded, code, message)
         elif self.state is State.IN_TRANSACTION:
-            # A commit has all records; what fails after its begin came too late.
+            # In other states the error comes too late: a commit begins only after all records were acknowledged.
             self._fail(TransactionAborted, code, message)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -310,17 +313,17 @@ class TransactionManager(Transaction):
             raise TransactionFailed(ErrorCode.OPERATION_NOT_ATTEMPTED, what)
 
     async def _init_producer_id(self, continued: Identity) -> Identity:
-        """A new epoch, or a new producer id. `continued` is the one that this producer has, if any."""
+        """A new epoch, or a new producer id. `continued` is this producer's current identity, if any."""
         return self._registered(await self._register(continued))
 
     async def _abort_in_next_epoch(self) -> Identity:
-        """Aborts the transaction, so that leaders refuse its batches from the marker on, and returns a new epoch.
+        """Aborts the transaction so that leaders refuse its batches after the marker, and returns a new epoch.
 
-        After an EndTxn they would still take batches of the old epoch, and open a transaction that never ends.
+        After an EndTxn leaders would still accept batches of the old epoch, and open a transaction that never ends.
         """
         response = await self._register(self.identity)
         if response.error_code in FENCED:
-            # Kafka's coordinator forgets who asked for the abort. No producer gets the epoch in which it aborts.
+            # Kafka's coordinator forgets which producer asked for the abort. No producer gets the epoch of the abort.
             aborted = self.identity._replace(producer_epoch=self.identity.producer_epoch + 1)
             response = await self._register(aborted)
         return self._registered(response)
@@ -367,7 +370,7 @@ class TransactionManager(Transaction):
     def _check_uninterrupted(self, membership: Membership) -> None:
         covered_s = max(self._aborted_s, self._covered_s.get(membership.group_id, -math.inf))
         if membership.interrupted_s > covered_s:
-            # The next owners read them again, so their results must not be committed.
+            # The next owners read these records again, so their results must not be committed.
             raise KafkaError(
                 ErrorCode.ILLEGAL_GENERATION,
                 "the group has rebalanced since the consumer handed out records of this transaction",
@@ -375,7 +378,7 @@ class TransactionManager(Transaction):
 
     def _check_is_member(self, membership: Membership) -> None:
         if membership.generation_id == NO_GENERATION:
-            # The coordinator would take them for those of a client that assigns partitions to itself.
+            # The coordinator would take the offsets for those of a client that assigns partitions to itself.
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, "the consumer is not a member of the group yet")
 
     async def _add_offsets(self, group_id: str) -> None:
@@ -427,7 +430,7 @@ class TransactionManager(Transaction):
         request: Any,
         codes_of: Callable[[Any], Iterable[int]],
     ) -> Any:
-        """As `TransactionCoordinator.ask`. An error that ends the transaction or the producer does so here, too."""
+        """Like `TransactionCoordinator.ask`. An error that ends the transaction or the producer changes the state."""
         coordinator.may_come_late = False
         try:
             return await coordinator.ask(api_key, request, codes_of)
@@ -440,7 +443,7 @@ class TransactionManager(Transaction):
             self._must_bump_epoch |= coordinator.may_come_late
 
     async def _begin_anew(self) -> None:
-        """The transaction has ended."""
+        """Resets the state after the end of the transaction."""
         self._may_be_open = False
         self.number += 1
         if self._must_bump_epoch:
@@ -452,7 +455,7 @@ class TransactionManager(Transaction):
         self._change(State.READY, "end")
 
     def _change(self, state: State, operation: str) -> None:
-        """Goes to the next state. Raises the error that ended the transaction or the producer, and RuntimeError."""
+        """Enters the next state. Raises the error that ended the transaction or the producer, and RuntimeError."""
         if self.state in VALID_PREVIOUS_STATES[state]:
             self.state = state
             return
@@ -467,7 +470,8 @@ class TransactionManager(Transaction):
         )
 
     def _check(self, api_key: ApiKey, code: int, what: str) -> None:
-        """Raises the error of an answer, after it has changed the state if it ends the transaction or the producer."""
+        """Raises the error of an answer. An error that ends the transaction or the producer changes the state
+        before."""
         error = explained(code, f"{what} of {self.transactional_id}")
         if error is not None:
             self._raise(api_key, error)
@@ -504,7 +508,8 @@ def _group_id(group: Membership | str) -> str:
 
 
 def _precedence(code: int) -> int:
-    """The order of the errors of partitions: one of the whole transaction explains the others."""
+    """The sort key of partition errors. An error of the whole transaction comes first, because it explains the
+    others."""
     if code in _FATAL[ApiKey.ADD_PARTITIONS_TO_TXN]:
         return 0
     return 2 if code == ErrorCode.OPERATION_NOT_ATTEMPTED else 1

@@ -1,13 +1,12 @@
-"""Reads a few records of a partition for a person, from an offset or before one, with everything a batch says.
+"""Reads a few records of a partition for a person, from or before an offset, with the headers of their batches.
 
-Unlike a consumer it also shows what consumers never see: control batches, and records of aborted and open transactions,
-each marked as such.
+Unlike a consumer, it also shows control batches and records of aborted and open transactions, each marked as such.
 
 What must stay true:
-- A request takes at most `MAX_RECORDS` records and about `MAX_BYTES` bytes of batches, and a batch is decompressed to
-  no more than `MAX_BATCH_BYTES`: reading continues behind a batch that is larger.
-- Nothing is committed, and no topic is created.
-- A corrupt batch does not end the way through the log: it is named, and reading continues behind it.
+- A request takes at most `MAX_RECORDS` records and about `MAX_BYTES` bytes of batches. A batch is decompressed to at
+  most `MAX_BATCH_BYTES`; a larger batch is skipped.
+- No offset is committed, and no topic is created.
+- Reading continues behind a corrupt batch, which is reported.
 """
 
 import asyncio
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
-# For one request to the broker, which sends a larger first batch as a whole.
+# The fetch size of one request. The broker sends a larger first batch as a whole.
 FETCH_BYTES: Final = 1024 * 1024
 MAX_HEADERS: Final = 100
-# Looks further and further back, where compaction and markers of transactions have left few records.
+# The window grows where compaction and transaction markers have left few records.
 MAX_LOOKS_BACK: Final = 8
 
 
 @dataclass(slots=True)
 class Page:
-    """Records in the order of their offsets. `next_offset` is where the next page begins, `start` where this one does.
+    """Records in the order of their offsets. This page begins at `start`, the next page at `next_offset`.
 
-    `stop` says why fewer records are here than were asked for, and more may follow.
+    `stop` says why the page has fewer records than requested although more may follow.
     """
 
     start: int
@@ -58,7 +57,7 @@ class Page:
 
 
 class Reader:
-    """Reads one partition. `limit_bytes` is how much of each key and value is shown."""
+    """Reads one partition. At most `limit_bytes` of each key and value are shown."""
 
     def __init__(self, client: "ClusterClient", key: TopicPartition, limit_bytes: int = SHOWN_BYTES) -> None:
         self._client = client
@@ -66,12 +65,12 @@ class Reader:
         self._limit_bytes = limit_bytes
 
     async def forward(self, offset: int, count: int) -> Page:
-        """Up to `count` records from this offset on. Raises KafkaError, also for an offset that is not in the log, and
-        ClientError."""
+        """Up to `count` records from this offset on. Raises ClientError, and KafkaError, also for an offset outside the
+        log."""
         return await self._read(offset, count, None)
 
     async def backward(self, before: int, count: int, log_start: int) -> Page:
-        """Up to `count` records before this offset: the last ones."""
+        """The last records before this offset, up to `count`."""
         window = count
         page = Page(before, before)
         for _ in range(MAX_LOOKS_BACK):
@@ -79,7 +78,7 @@ class Reader:
             page = await self._read(start, MAX_RECORDS, before)
             is_whole = page.next_offset >= before
             if not is_whole and window > 1:
-                # Large records: what lies directly before the offset matters, not what lies further back.
+                # Large records filled the page too early: a smaller window gets those directly before the offset.
                 window = max(1, window // 4)
                 continue
             if len(page.records) >= count or start == log_start or not is_whole:
@@ -118,9 +117,9 @@ class Reader:
         return found
 
     async def _fetch(self, metadata: "PartitionMetadata", page: Page) -> tuple[Answer, int]:
-        """What the leader has from the page's next offset on.
+        """The leader's records from the page's next offset on.
 
-        With READ_COMMITTED the leader names the aborted transactions, but nothing behind the last stable offset.
+        With READ_COMMITTED the leader lists aborted transactions, but sends no records from the last stable offset on.
         """
         topic = self._client.metadata.topics[self._key.topic]
         topic_ids = {self._key.topic: None if topic.topic_id is None else topic.topic_id.hex}
@@ -144,7 +143,7 @@ class Reader:
         return await ask(READ_UNCOMMITTED), READ_UNCOMMITTED
 
     async def _take(self, page: Page, answer: Answer, isolation: int, count: int, before: int | None) -> bool:
-        """Adds what was fetched; False at the end of the log."""
+        """Adds the fetched records to the page; False at the end of the log."""
         records = memoryview(answer.records or b"")
         begin = page.next_offset
         page.bytes_read += len(records)
@@ -201,8 +200,7 @@ class Reader:
 
 
 def _batches(page: Page, records: memoryview, answer: Answer) -> Iterator[tuple[int, BatchHeader, bool]]:
-    """(position, header, whether consumers see it) of the batches that are not corrupt; the others become part of the
-    page."""
+    """(position, header, whether consumers see it) of the intact batches. Corrupt batches are added to the page."""
     at = 0
     while at < len(records):
         end = at
@@ -214,7 +212,7 @@ def _batches(page: Page, records: memoryview, answer: Answer) -> Iterator[tuple[
         except KafkaError as error:
             broken = _header_of_corrupt(records[end:], page.next_offset, answer.high_watermark)
             if broken is None:
-                # Nothing says where the next batch begins, so the next page tries the next offset.
+                # The begin of the next batch is unknown, so the next page tries the next offset.
                 page.stop = f"at offset {page.next_offset}: {visible(error.message)}"
                 page.next_offset += 1
                 return
@@ -224,7 +222,7 @@ def _batches(page: Page, records: memoryview, answer: Answer) -> Iterator[tuple[
 
 
 def _header_of_corrupt(rest: memoryview, expected: int, high_watermark: int) -> BatchHeader | None:
-    """The header of a corrupt batch, if its offsets and its size can be true."""
+    """The header of a corrupt batch, if its offsets and size are plausible."""
     try:
         header = parse_header(rest, 0, available_bytes=len(rest))
     except KafkaError:
@@ -245,7 +243,7 @@ def _mark(header: BatchHeader, is_readable: bool, is_uncommitted: bool, last_sta
         return "control"
     if not is_readable:
         return "aborted"
-    # Behind the last stable offset it is not known yet how a transaction ends.
+    # From the last stable offset on, the outcome of a transaction is not known yet.
     is_open = is_uncommitted and header.is_transactional and header.base_offset >= last_stable_offset
     return "open transaction" if is_open else ""
 

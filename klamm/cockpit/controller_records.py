@@ -1,8 +1,8 @@
-"""What klamm controllers have recorded: of the present one as it comes on the stream, of former ones as they keep it.
+"""The records of klamm controllers: those of the current controller come as a stream, former controllers keep theirs.
 
 What must stay true:
-- While a page is open, former controllers are asked once for each epoch of the controller, not for each question.
-- A record is used only if it has the fields of its kind (`is_record`): any program may serve the port of a broker.
+- While a page is open, former controllers are asked once for each controller epoch, not once for each request.
+- A record is used only if it has the fields of its kind (`is_record`): any program may listen on a broker's port.
 - At most `MOST_PAST` records of former controllers are kept.
 """
 
@@ -28,7 +28,7 @@ HTTP_TIMEOUT_S: Final = 3.0
 
 
 class _Any(msgspec.Struct):
-    """What records of all kinds have."""
+    """The fields of records of all kinds."""
 
     sequence: int
     time_ms: int
@@ -64,7 +64,7 @@ _KINDS: Final[Mapping[str, type[_Any]]] = {"event": _OfEvent, "partition": _OfPa
 
 
 def is_record(value: Record) -> bool:
-    """Whether a value has what records of its kind have. Kinds of later versions have what all records have."""
+    """Whether a value has the fields of its kind. A kind of a later version needs only the fields of all kinds."""
     try:
         kind = json_bytes.of_form(value, _Any).kind
         json_bytes.of_form(value, _KINDS.get(kind, _Any))
@@ -82,7 +82,7 @@ class ControllerRecords:
         self._epoch: int | None = None
 
     async def read(self, znodes: "KafkaZooKeeper | None", followed: Sequence[Record] | None) -> list[Record]:
-        """In the order of their epochs and numbers. `followed` are those of the stream, None while no page is open."""
+        """All records, by epoch and number. `followed` are the records of the stream, None while no page is open."""
         now = followed or ()
         epoch = now[-1]["epoch"] if now else None
         if znodes is not None and (epoch is None or epoch != self._epoch):
@@ -100,7 +100,7 @@ class ControllerRecords:
             try:
                 return self._look(ControllerAddress(broker_id, -1, 0, host, port), HTTP_TIMEOUT_S)
             except ToolError:
-                # It runs Apache Kafka, or has gone.
+                # The broker runs Apache Kafka, or has stopped.
                 return []
 
         try:
@@ -118,5 +118,6 @@ class ControllerRecords:
 
 
 def number(record: Record) -> tuple[int, int, int]:
-    """Each epoch belongs to one controller, which numbers its records. A broker that was never the controller has 0."""
+    """The sort key of a record. Each epoch belongs to one controller, which numbers its records; a broker that was
+    never the controller has epoch 0."""
     return record["epoch"], record["controller"], record["sequence"]

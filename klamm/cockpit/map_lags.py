@@ -2,8 +2,8 @@
 
 What must stay true:
 - A piece is read when a page shows it, at most every `KEPT_S`, whatever the number of pages. Pieces are read one after
-  another, and take no more than `SHARE` of the time, so that a map of 100,000 partitions costs the brokers little.
-- What is kept is bounded.
+  another, in at most `SHARE` of the time, so that a map of 100,000 partitions costs the brokers little.
+- The number of pieces in memory is bounded.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ class MapLags:
         self._kept: OrderedDict[tuple[int, int], tuple[float, bytes]] = OrderedDict()
 
     async def read(self, client: "ClusterClient", found: "PartitionMap", piece: int) -> bytes:
-        """JSON: {"version", "first", "lags"}: of each row from `first` on and each broker of the map the records that
-        its replica is behind the leader, -1 where that is not known. Raises ClientError."""
+        """JSON: {"version", "first", "lags"}. `lags` has, for each row from `first` on and each broker of the map, how
+        many records its replica is behind the leader, or -1 if that is unknown. Raises ClientError."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             key = (found.version, piece)

@@ -1,8 +1,8 @@
-"""What the modules of `pages` share: what they are given, how they read parameters of a request, and how they answer,
-also when the cluster makes an error.
+"""Shared by the modules of `pages`: their inputs, the parameters of requests, and answers, also to errors of the
+cluster.
 
-What must stay true: a request ends within `TIMEOUT_S`, and no more than `AT_ONCE` of them ask the cluster at a time, so
-that neither a broker that hangs nor a page that asks too much takes the memory of this process.
+What must stay true: a request ends within `TIMEOUT_S`, and at most `AT_ONCE` requests ask the cluster at a time, so
+that neither a broker that hangs nor a page that asks too much exhausts the memory of this process.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 20.0
 AT_ONCE: Final = 4
-# A person waits for the answer: errors that pass are tried again for this long.
+# How long transient errors are retried while a person waits for the answer.
 PATIENCE: Final = RetryPolicy(deadline_ms=3_000)
 MAX_INT64: Final = 2**63 - 1
 MAX_INT32: Final = 2**31 - 1
@@ -47,10 +47,10 @@ _BAD: Final = frozenset({ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.INVALID_TOPIC_
 
 @dataclass(frozen=True)
 class Cockpit:
-    """What the pages get: where they read from, and whether they may change anything.
+    """The pages' data source, and whether pages may change anything.
 
-    `brokers_options` and `zookeeper_options` are the words by which a command of klamm reaches the same cluster.
-    `state_change_logs` is a directory with state-change logs of the brokers. `records` are those of controllers.
+    `brokers_options` and `zookeeper_options` are the options by which a klamm command reaches the same cluster.
+    `state_change_logs` is a directory with the brokers' state-change logs. `records` are the controllers' records.
     """
 
     source: Source
@@ -68,13 +68,13 @@ def json_response(value: Any, status: int = 200) -> Answer:
 
 def map_response(found: PartitionMap) -> Answer:
     """A map of partitions: one line of JSON (`PartitionMap.head`) and then a byte for each partition and broker, row by
-    row. Takes some thirty milliseconds for a megabyte: callers use a thread, and a `snapshot`."""
+    row. Takes some thirty milliseconds for a megabyte: call it in a thread, on a `snapshot`."""
     body = gzip.compress(json_bytes.encode(found.head()) + b"\n" + bytes(found.cells), 1)
     return Answer(200, body, "application/octet-stream", {"Content-Encoding": "gzip"})
 
 
 def problems_response(found: PartitionMap) -> Answer:
-    """The partitions that something is wrong with, in groups; looks at all: in a thread, of a `snapshot`."""
+    """The partitions with problems, in groups. Looks at all partitions: call it in a thread, on a `snapshot`."""
     groups = problem_groups(found.topics(), found.live)
     return json_response({"count": len(groups), "groups": [each.value() for each in groups[:MOST_GROUPS]]})
 
@@ -85,12 +85,12 @@ def error_response(status: int, why: str) -> Answer:
 
 
 class BadRequest(Exception):
-    """A parameter cannot be used; the message says which, and what is allowed."""
+    """A parameter is invalid; the message names it and what is allowed."""
 
 
 def with_errors(handler: Handler, turn: asyncio.Semaphore | None = None) -> Handler:
-    """The handler with an answer to each error: 400 for a parameter, 404 for what does not exist, 502 for an error of
-    the cluster, 504 when it does not answer."""
+    """The handler with an answer to each error: 400 for an invalid parameter, 404 for a missing topic or the like, 502
+    for an error of the cluster, 504 when the cluster does not answer."""
     turns = turn or asyncio.Semaphore(AT_ONCE)
 
     async def answer(request: Request) -> Answer:
@@ -118,15 +118,15 @@ def live_client(cockpit: Cockpit) -> "ClusterClient":
 
 
 async def moving_of(cockpit: Cockpit) -> "Mapping[TopicPartition, PartitionReassignment]":
-    """The reassignments in progress of a live cluster; of a controller that does not list them those that it has listed
-    before."""
+    """The reassignments in progress of a live cluster. If the controller does not list them now, those that it listed
+    last."""
     if cockpit.source.reassignments is None:
         return {}
     return (await cockpit.source.reassignments.read()).moving
 
 
 def text(request: Request, name: str) -> str:
-    """A parameter that must be given. Raises BadRequest."""
+    """A required parameter. Raises BadRequest."""
     value = request.parameters.get(name)
     if not value:
         raise BadRequest(f"The parameter {name} is missing.")
@@ -134,7 +134,7 @@ def text(request: Request, name: str) -> str:
 
 
 def number(request: Request, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_INT64) -> int:
-    """A parameter that is a number. Raises BadRequest."""
+    """A numeric parameter. Raises BadRequest."""
     value = request.parameters.get(name)
     if value is None and default is not None:
         return default

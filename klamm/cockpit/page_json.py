@@ -1,7 +1,7 @@
 """JSON for the page's script, whose numbers are exact up to 2**53 only.
 
-What must stay true: an integer that the script would round becomes a text: producer ids, timestamps and committed
-offsets are what any client has written, and a sum of them may be beyond 64 bits.
+What must stay true: an integer that the script would round becomes a text. Clients may write any producer id, timestamp
+and committed offset, and their sums may exceed 64 bits.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any, Final
 from klamm.base import json_bytes
 
 MOST_EXACT: Final = 2**53 - 1
-# A larger integer has as many digits; texts and numbers with a decimal point may have them too.
+# A larger integer has at least this many digits. Texts and numbers with a decimal point may have as many.
 _MANY_DIGITS: Final = b"0" * 16
 _AS_DIGITS: Final = bytes(0x30 if chr(byte).isdecimal() else 0x20 for byte in range(256))
 _INTEGER: Final = re.compile(rb"(?<![0-9.])[0-9]{16}")
@@ -19,7 +19,7 @@ _INTEGER: Final = re.compile(rb"(?<![0-9.])[0-9]{16}")
 def encoded_json(value: Any) -> bytes:
     """`value` is what `json_bytes.encode` takes."""
     encoded = json_bytes.encode(value)
-    # The first search is the quick one.
+    # The first search is quick, and excludes most values.
     if _MANY_DIGITS in encoded.translate(_AS_DIGITS) and _INTEGER.search(encoded):
         return json_bytes.encode(_with_exact_integers(value))
     return encoded

@@ -1,7 +1,7 @@
-"""Reads what is known about one partition: the facts for `reasons`, and the entries for `story`.
+"""Reads the facts about one partition for `reasons`, and the entries for `story`.
 
-What must stay true: what cannot be read is left out, and an answer comes all the same; each question to a broker ends
-within a few seconds.
+What must stay true: an answer comes even if some facts cannot be read; those are left out. Each request to a broker
+ends within a few seconds.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ HTTP_TIMEOUT_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The options by which a command reaches the cluster, and by which one reaches its ZooKeeper."""
+    """The options with which a command reaches the cluster, and those with which it reaches ZooKeeper."""
 
     brokers: tuple[str, ...] = ()
     zookeeper: tuple[str, ...] = ()
@@ -63,8 +63,8 @@ async def read_partition(
     moving: "Mapping[TopicPartition, PartitionReassignment]",
     records: Sequence[Mapping[str, Any]] = (),
 ) -> PartitionFacts:
-    """The facts. `now` is the newest Now document, `moving` are the reassignments in progress, `records` are those of
-    klamm controllers.
+    """The facts. `now` is the newest Now document, `moving` are the reassignments in progress, `records` are the klamm
+    controllers' records.
 
     Raises KafkaError for a partition that does not exist, and ClientError when no broker answers.
     """
@@ -72,7 +72,7 @@ async def read_partition(
         read_cluster(client, [key.topic], reassignments=moving), _deletions(znodes, now)
     )
     if key not in view.partitions and key.topic in deletions and znodes is not None:
-        # Brokers say nothing of a topic that is being deleted.
+        # Brokers do not describe a topic that is being deleted.
         view = await _of_znodes(znodes, key, view)
     partition = view.partitions.get(key)
     if partition is None:
@@ -132,7 +132,7 @@ async def _settings(client: "ClusterClient", topic: str) -> dict[str, ConfigEntr
 
 
 async def _deletions(znodes: "KafkaZooKeeper | None", now: Mapping[str, Any]) -> list[str]:
-    """The topics that are being deleted, as far as znodes or a klamm controller tell."""
+    """The topics that are being deleted, according to znodes and a klamm controller."""
     status = now["controller"].get("status") or {}
     listed = [each["topic"] for each in status.get("deletions", {}).get("first", ())]
     if znodes is None:
@@ -155,7 +155,7 @@ async def _offline_dirs(client: "ClusterClient", broker_ids: Sequence[int]) -> d
 async def _price(
     client: "ClusterClient", key: TopicPartition, moving: "Mapping[TopicPartition, PartitionReassignment]"
 ) -> Loss | str:
-    """What an unclean election costs, or why none is possible."""
+    """The loss of an unclean election, or why it is impossible."""
     _, plan = await read_unclean_plan(client, Scope(partitions=[key]), moving)
     return plan.due.get(key) or plan.refused.get(key, "the partition has a leader meanwhile")
 
@@ -183,7 +183,7 @@ async def _throttles(
         entries = answers[resource]
         if isinstance(entries, KafkaError):
             continue
-        # The default is no limit at all.
+        # The default, which has as many digits, is no limit.
         found[f"broker {broker_id}"] = {
             name: entry.value or "" for name, entry in entries.items() if len(entry.value or "") < len(str(2**62))
         }
@@ -195,7 +195,7 @@ async def _throttles(
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """`entries` in order, where they are from, and why there are no more (or "")."""
+    """`entries` in order, their source, and why there are no more (or "")."""
 
     entries: Sequence[story.StoryEntry]
     source: str
@@ -217,7 +217,7 @@ async def read_story(
     records: Sequence[Mapping[str, Any]],
     logs: Path | None,
 ) -> Story:
-    """The story from the best source there is: state-change logs, records of klamm controllers, znodes, metadata."""
+    """The story from the best available source: state-change logs, records of klamm controllers, znodes or metadata."""
     if logs is not None:
         found = await asyncio.get_running_loop().run_in_executor(None, _from_logs, logs, facts.key)
         return Story(found, f"the state-change logs in {logs}", "" if found else "No entry names this partition.")

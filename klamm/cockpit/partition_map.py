@@ -1,15 +1,15 @@
 """The map of partitions: one byte for each partition and broker, for the page's heat map. Pure.
 
-A byte is a `ReplicaState`. A row without a leader's is a partition without a leader.
+A byte is a `ReplicaState`. A row without a leader byte is a partition without a leader.
 
 What must stay true:
 - Rows are sorted by topic and partition, columns by broker id. A change of rows or columns makes a new `version`, and
   a page loads the whole map again. Within a version only cells change.
-- A new version appears at once, complete. A look never undoes a change that came after the look had begun.
+- A new version appears complete, in one step. A look never undoes a change that came after the look had begun.
 - Cells of a version only change together with `sequence`, so that a page knows which changes its copy has. The totals
-  are those of the cells.
-- Memory is bounded by the number of partitions, whatever their numbers and their brokers' ids are: a file or a znode
-  may say anything. What is left out is counted (`left_out`).
+  match the cells.
+- Memory is bounded by the number of partitions, whatever their numbers and broker ids are: files and znodes may contain
+  any numbers. Omitted partitions and brokers are counted (`left_out`).
 - Long work is a generator of steps, for klamm.base.slices.
 """
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from klamm.client.admin.reassignments import PartitionReassignment
     from klamm.client.metadata import ClusterMetadata
 
-# What is counted of rows, as bits.
+# The counted properties of a row, as bits.
 _EXISTS: Final = 1
 _LEADERLESS: Final = 2
 _UNDER_REPLICATED: Final = 4
 _MOVING: Final = 8
 
 
-# Some milliseconds.
+# A slice takes some milliseconds.
 ROWS_PER_SLICE: Final = 1_000
-# More than this many different rows are made anew from time to time, because old ones are never dropped.
+# Above this many different rows all rows are made anew, because unused ones are never dropped.
 MOST_MADE: Final = 50_000
-# Kafka numbers the partitions of a topic from 0 on. A look that a broker answers in the middle of a change may lack
-# some, but not so many.
+# Kafka numbers the partitions of a topic from 0 on. Metadata from the middle of a change may lack some partitions, but
+# not this many.
 MOST_GAPS: Final = 10_000
 MOST_BROKERS: Final = 2_000
 MOST_CELLS: Final = 128 * 1024 * 1024
@@ -48,11 +48,11 @@ MOST_CELLS: Final = 128 * 1024 * 1024
 UNKNOWN: Final = PartitionView(NO_LEADER, NO_EPOCH, (), ())
 
 States = Mapping[str, Mapping[int, PartitionView]]
-"""By topic and partition. Leader epochs are left out: the map does not show them, and states are shared."""
+"""By topic and partition. Leader epochs are omitted: the map does not show them, and partitions share states."""
 
 
 class Totals(NamedTuple):
-    """Counts over all partitions; `offline` ones have no live leader."""
+    """Counts over all partitions; `offline` partitions have no live leader."""
 
     topics: int
     partitions: int
@@ -62,14 +62,14 @@ class Totals(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """How many partitions and brokers the map does not show, because of their numbers."""
+    """How many partitions and brokers the map omits because of their numbers."""
 
     partitions: int = 0
     brokers: int = 0
 
 
 class Changes(NamedTuple):
-    """Rows whose cells have changed since the last `take_changes`, and the cells of each."""
+    """The rows whose cells have changed since the last `take_changes`, and their cells."""
 
     version: int
     sequence: int
@@ -78,7 +78,7 @@ class Changes(NamedTuple):
     totals: Totals
 
     def value(self) -> dict[str, Any]:
-        """As JSON: the cells of a row are a text with a digit for each broker."""
+        """The changes as JSON: the cells of a row are a text with a digit for each broker."""
         return {
             "version": self.version,
             "sequence": self.sequence,
@@ -92,7 +92,7 @@ _DIGITS: Final = bytes((0x30 + code) if code in tuple(ReplicaState) else 0x3F fo
 
 
 class PartitionMap:
-    """See the module. `live` are the brokers that are up."""
+    """See the module. `live` are the live brokers."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -104,9 +104,9 @@ class PartitionMap:
         self._first_rows: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._states: list[PartitionView] = []
-        # Many partitions have the same replicas and leader: the cells of a state are made once, and states are shared.
+        # Many partitions have the same replicas and leader, so they share states, and each state's cells are made once.
         self._made: dict[PartitionView, tuple[bytes, int]] = {}
-        # What is counted of each row, and how many rows have each bit.
+        # The counted properties of each row, and how many rows have each bit.
         self._counted = bytearray()
         self._bits = dict.fromkeys((_EXISTS, _LEADERLESS, _UNDER_REPLICATED, _MOVING), 0)
         self._changed: dict[int, None] = {}
@@ -117,8 +117,8 @@ class PartitionMap:
         return len(self._states)
 
     def head(self) -> dict[str, Any]:
-        """What a page needs to read `cells`: [name, first row, rows] of each topic, the brokers of the columns, and
-        what is left out."""
+        """What a page needs to read `cells`: [name, first row, rows] of each topic, the brokers of the columns, and how
+        much is left out."""
         return {
             "version": self.version,
             "sequence": self.sequence,
@@ -136,7 +136,7 @@ class PartitionMap:
         return Totals(len(self._counts), *self._bits.values())
 
     def snapshot(self) -> "PartitionMap":
-        """This version, for another thread: of what changes meanwhile it has the cells at most."""
+        """This version, for another thread. Later changes may alter its cells, but nothing else."""
         return copy(self)
 
     def row(self, topic: str, partition: int) -> int | None:
@@ -152,13 +152,13 @@ class PartitionMap:
         return UNKNOWN if row is None else self._states[row]
 
     def leaderless(self, topic: str) -> int:
-        """How many partitions of a topic have no leader that is up."""
+        """How many partitions of a topic have no live leader."""
         first = self._first_rows.get(topic, 0)
         counted = self._counted[first : first + self._counts.get(topic, 0)]
         return sum(bool(each & _LEADERLESS) for each in counted)
 
     def rows(self, first: int, count: int) -> Iterator[tuple[TopicPartition, PartitionView]]:
-        """The partitions of these rows, as far as there are such."""
+        """The partitions of these rows, as far as the map has them."""
         begins = list(self._first_rows.values())
         end = min(first + count, len(self._states))
         for topic, begin in islice(self._first_rows.items(), max(0, bisect_right(begins, first) - 1), None):
@@ -174,7 +174,7 @@ class PartitionMap:
             yield topic, {number: state for number, state in enumerate(states) if state is not UNKNOWN}
 
     def begin_look(self) -> None:
-        """Called before a broker is asked for what `look` gets."""
+        """Call it before asking a broker for the states that `look` takes."""
         self._newer = set()
 
     def look(self, states: States, live: Iterable[int]) -> Steps[bool]:
@@ -228,8 +228,8 @@ class PartitionMap:
             first += count
 
     def change(self, topic: str, partition: int, leader: int, isr: Sequence[int]) -> bool:
-        """Takes a new leader and ISR of a partition. Returns False for a partition that is not in the map, or that now
-        has other replicas: then only `look` helps."""
+        """Takes a new leader and ISR of a partition. Returns False for a partition that is not in the map or now has
+        other replicas; it then needs a `look`."""
         row = self.row(topic, partition)
         if row is None or not set(isr) <= set(self._states[row].replicas):
             return False
@@ -239,7 +239,7 @@ class PartitionMap:
         return True
 
     def relive(self, live: Iterable[int]) -> Steps[None]:
-        """Takes which brokers are up, as another source than that of `look` says. Not while a look is in progress."""
+        """Takes the live brokers from another source than that of `look`. Not to be called during a look."""
         self.live = frozenset(live)
         self._made = {}
         taken = Slices(ROWS_PER_SLICE)
@@ -264,11 +264,11 @@ class PartitionMap:
             self._changed[row] = None
 
     def no_changes(self) -> Changes:
-        """Tells a page which version it should have, and how far its copy should be."""
+        """Tells a page which version and sequence its copy should have."""
         return Changes(self.version, self.sequence, (), (), self.totals)
 
     def take_changes(self) -> Changes | None:
-        """The rows that have changed since the last call; None without any."""
+        """The rows that have changed since the last call; None if no row has changed."""
         if not self._changed:
             return None
         self.sequence += 1
@@ -279,7 +279,7 @@ class PartitionMap:
 
 
 def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
-    """The rows of each topic, sorted, and how many partitions are left out because gaps before them are too wide."""
+    """The number of rows of each topic, sorted, and how many partitions behind too wide gaps are left out."""
     counts: dict[str, int] = {}
     left_out, gaps = 0, MOST_GAPS
     taken = Slices(ROWS_PER_SLICE)
@@ -300,7 +300,7 @@ def _counts(states: States) -> Steps[tuple[dict[str, int], int]]:
 def states_of(
     metadata: "ClusterMetadata", moving: "Mapping[TopicPartition, PartitionReassignment]"
 ) -> Steps[dict[str, dict[int, PartitionView]]]:
-    """The states that the metadata has, and the reassignments in progress."""
+    """The states from the metadata, with the reassignments in progress."""
     made: dict[str, dict[int, PartitionView]] = {}
     taken = Slices(ROWS_PER_SLICE)
     for name, topic in metadata.topics.items():
@@ -334,7 +334,7 @@ def _cells(state: PartitionView, brokers: Sequence[int], live: frozenset[int]) -
 
 
 def _counted(state: PartitionView, live: frozenset[int]) -> int:
-    """What is counted of a row."""
+    """The counted properties of a row."""
     if state is UNKNOWN:
         return 0
     return (

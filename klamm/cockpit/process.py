@@ -15,7 +15,7 @@ from klamm.cockpit.server import Failure, WebServer
 
 
 class CockpitServer:
-    """The page of the cluster with these addresses. Started, it tells the address that opens the page as `url`."""
+    """Serves the page of the cluster with these addresses. `start` returns the page's address as `url`."""
 
     def __init__(self, bootstrap: str, zookeeper: str, host: str, port: int) -> None:
         self.new_event_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop

@@ -1,8 +1,8 @@
 """The reassignments in progress, read once for all pages and all readings of a cockpit.
 
 What must stay true:
-- The controller is asked when a page or a reading wants to know, at most every `EVERY_S`, and not at all while it says
-  itself that there are none: each question is an event in the queue that people watch.
+- The controller is asked when a page or a reading needs the list, at most every `EVERY_S`, and not at all while its
+  status says that there are no reassignments: each request is an event in the queue that people watch.
 - A controller that does not answer delays no reader longer than that reader's patience.
 """
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
 
 EVERY_S: Final = 5.0
-# A controller with many reassignments takes a part of a second.
+# Listing many reassignments takes a controller a part of a second.
 PATIENCE_S: Final = 1.0
 
 
 class Listed(NamedTuple):
-    """The newest reassignments that the controller has listed, and why it has not listed them again."""
+    """The reassignments that the controller listed last, and why the newest request failed, if it did."""
 
     moving: "Mapping[TopicPartition, PartitionReassignment]"
     error: KafkaError | None = None
 
 
 class Reassignments:
-    """`has_none` says whether the controller is known to have none."""
+    """`has_none` says whether the controller is known to have no reassignments."""
 
     def __init__(
         self, client: "ClusterClient", on_failure: OnFailure, has_none: Callable[[], bool] = lambda: False
@@ -46,7 +46,7 @@ class Reassignments:
         self._due_s = 0.0
 
     async def read(self, patience_s: float = PATIENCE_S) -> Listed:
-        """The reassignments, at most about `EVERY_S` old; older ones when the controller does not answer in time."""
+        """The reassignments, at most about `EVERY_S` old, or older if the controller does not answer in time."""
         if self._has_none():
             return Listed({})
         if self._asking is None and asyncio.get_running_loop().time() >= self._due_s:
@@ -56,11 +56,11 @@ class Reassignments:
         return self._listed
 
     def forget(self) -> None:
-        """Something has changed them: the next reader asks."""
+        """Makes the next reader ask, after a change of the reassignments."""
         self._due_s = 0.0
 
     def close(self) -> None:
-        """Ends a question without an answer."""
+        """Cancels a pending request."""
         if self._asking is not None:
             self._asking.cancel()
 

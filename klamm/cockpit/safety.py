@@ -1,12 +1,11 @@
-"""Keeps the page to the person who started it: every request passes `Guard` before anything else sees it. Pure.
+"""Keeps the page private to the person who started it: `Guard` checks every request first. Pure.
 
-The address that the command prints has a token. Opening it exchanges the token for a cookie that scripts cannot read.
-Every other request needs the cookie.
+The address that the command prints has a token. Opening that address exchanges the token for a cookie that scripts
+cannot read. Every other request needs the cookie.
 
 What must stay true:
 - Every answer, also a refusal, has `HEADERS`.
-- A request that a page of another origin makes is refused, even with the cookie. Such a page may only have a link to
-  this one, which a person follows.
+- A request from a page of another origin is refused, even with the cookie. Only a link that a person follows works.
 - Only paths under /api/actions/ take POST, and their bodies are JSON.
 """
 
@@ -21,7 +20,7 @@ CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-# Beside `Cache-Control: no-store`, which every answer of klamm.net.http has.
+# Besides `Cache-Control: no-store`, which every answer of klamm.net.http has.
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -33,7 +32,7 @@ HEADERS: Final[Mapping[str, str]] = {
 }
 
 ACTIONS: Final = "/api/actions/"
-# How long a browser keeps the cookie of a token that is kept, in seconds.
+# How long a browser keeps the cookie of a given token, in seconds.
 MAX_AGE_S: Final = 30 * 24 * 3600
 
 WRONG_TOKEN: Final = "The token is wrong. Open the address that klamm printed when it started."
@@ -49,21 +48,22 @@ class NotAllowed(Exception):
 
 
 class Guard:
-    """Decides which requests are served. `token` opens the page; None makes one that ends with this process.
+    """Decides which requests are served. `token` opens the page; None makes a token that ends with this process.
 
-    The cookie belongs to the token, so that with a token that is kept a page outlives a restart of the server.
+    The cookie is derived from the token, so with a given token a page survives a restart of the server.
     """
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(24)
-        # A cookie is sent to every port of a host, so its name must differ from that of another cockpit's.
+        # Browsers send a cookie to every port of a host, so each cockpit needs its own cookie name.
         self._name = f"klamm_cockpit_{_derived(self.token, 'name')[:8]}"
         self._value = _derived(self.token, "value")
         self._max_age = "" if token is None else f"; Max-Age={MAX_AGE_S}"
 
     @property
     def cookie(self) -> str:
-        """What Set-Cookie has. A page of another site whose link a person follows gets the cookie sent along (Lax)."""
+        """The value of Set-Cookie. SameSite=Lax: the browser also sends the cookie when a person follows a link from
+        another site."""
         return f"{self._name}={self._value}; HttpOnly; SameSite=Lax; Path=/{self._max_age}"
 
     def check(self, head: Request) -> None:
@@ -79,7 +79,7 @@ class Guard:
         if not _same(_cookie(headers.get("cookie", ""), self._name), self._value):
             raise NotAllowed(401, NO_TOKEN)
         origin, site = headers.get("origin", ""), headers.get("sec-fetch-site", "")
-        # A browser that knows Sec-Fetch-Site says "none" for what a person typed.
+        # Browsers that send Sec-Fetch-Site send "none" for an address that a person typed.
         is_own = site in ("", "same-origin", "none") or is_link(head)
         if (origin and origin != f"http://{headers.get('host')}") or not is_own:
             raise NotAllowed(403, "Requests from other sites are not served.")
@@ -91,7 +91,7 @@ class Guard:
 
 
 def gives_token(head: Request) -> bool:
-    """Whether the request is to exchange the token for the cookie."""
+    """Whether the request exchanges the token for the cookie."""
     return head.path == "/" and "token" in head.parameters
 
 
@@ -102,7 +102,7 @@ def is_link(head: Request) -> bool:
 
 
 def _cookie(header: str, name: str) -> str:
-    """The value, "" without one. Whatever other programs of this machine have set is ignored."""
+    """The cookie's value, or "". Cookies of other programs on this machine are ignored."""
     for each in header.split(";"):
         given, _, found = each.strip().partition("=")
         if given == name:

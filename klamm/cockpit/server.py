@@ -1,13 +1,13 @@
 """The web server of the cockpit: the shell page, its script and style sheet, the stream of events, and the pages' APIs.
 
 Each module of `pages` exports `routes(cockpit)`; `PAGES` names the modules. The script is all of static/*.js, core.js
-first; the style sheet is all of static/*.css, cockpit.css first. So a new view is a module in `pages`, its name in
+first; the style sheet is all of static/*.css, cockpit.css first. A new view is a module in `pages`, its name in
 `PAGES`, and a script in `static` that calls `cockpit.view`.
 
 What must stay true:
-- Nothing that the cluster says reaches the shell as markup (`embedded_json`).
-- Connections, streams and what waits for a slow page are bounded, and strangers keep the owner of the page out by none
-  of them (klamm.net.http).
+- No text from the cluster reaches the shell as markup (`embedded_json`).
+- Connections, streams and the queue for a slow page are bounded, and strangers cannot use up what the page's owner
+  needs (klamm.net.http).
 - A signal ends the server within a second, also while streams are open.
 """
 
@@ -35,12 +35,12 @@ from klamm.net.host_names import OwnNames
 from klamm.net.http import Answer, Handler, HttpServer, Refused, Request, refusal
 from klamm.processes.tool_errors import ToolError, describe_os_error
 
-# The first module that knows an address answers: travel does it for a recording.
+# The first module that knows an address answers. For a recording that is travel.
 PAGES: Final = ("travel", "actions", "configs", "groups", "lags", "now", "records", "topics", "why")
 
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_BODY_BYTES: Final = 64 * 1024
-# How long pages may take to accept the rest when the server stops.
+# How long pages may take to receive the rest when the server stops.
 STOP_TIMEOUT_S: Final = 0.5
 # A silent stream gets a comment, so that a page that is gone is noticed.
 KEEP_ALIVE_S: Final = 10.0
@@ -84,12 +84,12 @@ def shell(now: Any, cockpit: Cockpit) -> bytes:
         ),
         "now": embedded_json(now),
     }
-    # In one pass: a text of the cluster may look like a place to fill.
+    # In one pass: a text from the cluster may look like a placeholder.
     return re.sub(r"{{(\w+)}}", lambda place: filled[place[1]], (STATIC / "page.html").read_text()).encode()
 
 
 def embedded_json(value: Any) -> str:
-    """JSON inside a script element: no text of it can end the element, begin a comment or end a line."""
+    """JSON for a script element. No text in it can end the element, begin a comment or end a line."""
     text = encoded_json(value).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -97,7 +97,7 @@ def embedded_json(value: Any) -> str:
 
 
 def _joined(ending: str, first: str) -> bytes:
-    """All files with this ending, the first one first and the others by name."""
+    """All files with this ending: `first`, and then the others by name."""
     names = sorted(each.name for each in STATIC.iterdir() if each.name.endswith(f".{ending}"))
     return b"\n".join((STATIC / name).read_bytes() for name in sorted(names, key=lambda name: name != first))
 
@@ -106,10 +106,10 @@ def _joined(ending: str, first: str) -> bytes:
 
 
 async def event_stream(source: Source) -> AsyncGenerator[bytes, None]:
-    """What the source publishes, as server-sent events, until the source or the page ends."""
+    """The source's events as server-sent events, until the source or the page ends."""
     subscription = source.subscribe()
     try:
-        # After an interruption the browser tries again this often.
+        # How often the browser tries to reconnect.
         yield b"retry: 1000\n\n"
         while True:
             try:
@@ -127,7 +127,7 @@ async def event_stream(source: Source) -> AsyncGenerator[bytes, None]:
 
 
 def encoded(events: Iterable[Event]) -> bytes:
-    """Events as server-sent events have them. JSON as `json_bytes` writes it has no line breaks."""
+    """Events in the format of server-sent events. The JSON of `json_bytes` has no line breaks."""
     return b"".join(b"event: %s\ndata: %s\n\n" % (name.encode(), data) for name, data in events)
 
 
@@ -137,7 +137,7 @@ def encoded(events: Iterable[Event]) -> bytes:
 class WebServer(HttpServer):
     """Serves the pages of a cockpit: `open`, then `show`; `end` at any time.
 
-    `host` is the address to listen on; the server also answers to `names`. `token` is one that is kept (`Guard`).
+    `host` is the address to listen on; the server also answers to `names`. `token` is a given token (`Guard`).
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class WebServer(HttpServer):
 
     @property
     def urls(self) -> list[str]:
-        """The addresses that open the page, with the token: for other machines first, if they reach it."""
+        """The addresses that open the page, with the token; first the address for other machines, if there is one."""
         hosts = [f"[{self.host}]" if ":" in self.host else self.host]
         if self.host in WILDCARDS:
             hosts = [socket.gethostname(), "127.0.0.1"]
@@ -207,7 +207,7 @@ class WebServer(HttpServer):
         try:
             return _safe(await handler(request))
         except ToolError as error:
-            # What is shown cannot be read: a recording is damaged, for example.
+            # The source cannot be read: for example, a recording is damaged.
             return _safe(error_response(500, str(error)))
         except Exception as error:
             return _safe(error_response(500, f"A fault of the program: {error!r}"))
@@ -222,7 +222,7 @@ def _safe(answer: Answer) -> Answer:
 
 
 class Failure:
-    """The first fault of the program in any task, for the one who runs the server."""
+    """The first programming error in any task, for the caller that runs the server."""
 
     def __init__(self) -> None:
         self._first: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -240,8 +240,8 @@ class Failure:
 
 
 async def serve(server: WebServer, close: Callable[[], Awaitable[None]], failure: Failure) -> None:
-    """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops. Raises ToolError for a
-    failure, which stops the server too."""
+    """Serves until SIGINT or SIGTERM, then calls `close`, which ends the streams, and stops. A failure also stops the
+    server, and raises ToolError."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,9 +1,9 @@
-"""What a page is shown from: a live cluster or a recording.
+"""The source of a page's data: a live cluster or a recording.
 
 Pages see only `Source`. They subscribe, and get each change as an event for the browser.
 
-What must stay true: a subscriber that does not keep up misses events, and is told so. It never delays the source, and
-what waits for it is bounded.
+What must stay true: a slow subscriber misses events, and is told so. It never delays the source, and its queue is
+bounded.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from klamm.znodes.store import KafkaZooKeeper
 
 NOW: Final = "now"
-"""The newest Now document. A newer one replaces one that waits."""
+"""The newest Now document. It replaces a waiting one."""
 PARTITIONS: Final = "partitions"
 """Changed cells of the map of partitions (`Changes.value`). A page with another version, or without the changes before
-these, loads the whole map. Without rows they only say which changes a page should have."""
+these, loads the whole map. An event without rows only tells the version and sequence that a page should have."""
 RECORD: Final = "record"
-"""{"records": [...], "left_out": n}: new records of the controller, as /controller/events has them; of a burst the
-newest."""
+"""{"records": [...], "left_out": n}: new controller records, as /controller/events has them. After a burst only the
+newest are sent."""
 MISSED: Final = "missed"
 """The page has missed events: it loads the map of partitions again."""
 ENDED: Final = "ended"
 """No more events will come."""
 
-# What may wait for one page. A page takes what waits at once, so this is what comes while a network stalls.
+# The bound of one page's queue. A page takes its whole queue at once, so the queue grows only while the network stalls.
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 
 Event = tuple[str, bytes]
@@ -61,12 +61,12 @@ class Subscription:
         self._changed.set()
 
     def close(self) -> None:
-        """What waits is still read, and nothing after it."""
+        """Ends the subscription. Waiting events can still be read."""
         self._is_closed = True
         self._changed.set()
 
     async def read(self) -> list[Event]:
-        """Waits for events and returns all; none after the end."""
+        """Waits for events and returns all of them; an empty list after the end."""
         while not (self._waiting or self._missed or self._is_closed or self._now is not None):
             self._changed.clear()
             await self._changed.wait()
@@ -100,12 +100,12 @@ class Source(Protocol):
         """The newest Now document, at most about a second old. Raises ToolError for a damaged recording."""
 
     async def map(self, *, is_known: bool = False) -> "PartitionMap":
-        """The newest map of partitions. Raises ToolError for a damaged recording, and while a live cluster has not told
-        its partitions; with `is_known` also when they are not known now."""
+        """The newest map of partitions. Raises ToolError for a damaged recording, and before a live cluster's
+        partitions were first read; with `is_known` also while the map is outdated."""
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
-        """The controller's newest records as they have come while a page was open; None while none is, and for a
-        recording."""
+        """The newest controller records that came while a page was open. None while no page is open or no record has
+        come, and for a recording."""
 
     def subscribe(self) -> Subscription:
         """A live cluster is read while it has subscriptions."""

@@ -1,9 +1,8 @@
-"""One partition's story: who decided what, in order, from the records of klamm controllers, from state-change logs, or
-from what the znodes still show. Pure.
+"""The story of one partition: the decisions about it in order, from the records of klamm controllers, from state-change
+logs, or from the current znodes. Pure.
 
-What must stay true: entries of controllers are in the order of their epochs and of their numbers, not of clocks: each
-epoch belongs to one controller, which numbers its records. Callers give records in that order
-(`controller_records.ControllerRecords`).
+What must stay true: controller entries are ordered by epoch and number, not by clocks: each epoch belongs to one
+controller, which numbers its records. Callers give records in that order (`controller_records.ControllerRecords`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,17 +13,17 @@ from klamm.protocol.vocabulary import TopicPartition
 from klamm.state_changes.entries import Said
 from klamm.znodes.topics import LeaderAndIsr
 
-# The newest entries are shown.
+# At most this many entries are shown, the newest ones.
 MOST_ENTRIES: Final = 1_000
 OFFLINE_REPLICA: Final = "OfflineReplica"
 
 
 @dataclass(frozen=True, slots=True)
 class StoryEntry:
-    """One line of the story; None where the source does not say.
+    """One line of the story. A field is None if the source does not tell it.
 
-    `time_ms` is that of the writer's clock; a log file has `time`, as its broker wrote it, without a time zone.
-    `writer` is the one who decided, `subject` the partition or one of its replicas.
+    `time_ms` is the time of the writer's clock. A log file has `time`, as its broker wrote it, without a time zone.
+    `writer` made the decision; `subject` is the partition or one of its replicas.
     """
 
     time_ms: int | None
@@ -79,7 +78,7 @@ def because(why: str, event: str | None) -> str:
 
 
 def offline_since_ms(records: Iterable[Mapping[str, Any]], key: TopicPartition) -> dict[int, int]:
-    """When each replica went offline, of those whose last record says that it is offline."""
+    """When each replica went offline, for replicas whose last record says that they are offline."""
     since: dict[int, int] = {}
     for each in records:
         if each["kind"] != "replica" or (each["topic"], each["partition"]) != key or each["failed"]:
@@ -113,7 +112,7 @@ def of_logs(entries: Iterable[Said]) -> list[StoryEntry]:
 
 
 def of_znode(state: LeaderAndIsr, modified_ms: int) -> StoryEntry:
-    """The newest decision only: what the partition's state znode has now, and when it was written."""
+    """Only the newest decision: the content of the partition's state znode, and when it was written."""
     return StoryEntry(
         modified_ms,
         None,
@@ -130,6 +129,6 @@ def of_znode(state: LeaderAndIsr, modified_ms: int) -> StoryEntry:
 
 
 def of_metadata(leader: int, leader_epoch: int, isr: Iterable[int]) -> StoryEntry:
-    """What brokers say now, which has neither a time nor a writer."""
+    """The current state from the brokers' metadata, without time and writer."""
     text = "what the brokers' metadata shows now"
     return StoryEntry(None, None, "unknown", None, "partition", None, None, leader, leader_epoch, tuple(isr), text)

@@ -1,9 +1,9 @@
 """Bytes and names of a cluster as texts for the page: keys, values, headers, ids of clients. Pure.
 
 What must stay true:
-- Any client may have written these bytes: every text goes through `visible`.
-- A text of JSON keeps its numbers, its names and their order: it is indented, not read and written again.
-- What is shown is bounded, however long the value is.
+- Every text goes through `visible`: any client may have written the bytes.
+- A JSON text keeps its numbers, its names and their order: it is indented, not parsed and written again.
+- The shown text is bounded, however long the value is.
 """
 
 import json
@@ -15,14 +15,14 @@ from klamm.base.visible import is_hidden, visible
 from klamm.coordinator import record_texts as decoders
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 
-# At most this much is shown of a value in a list of records, and of one that is asked for whole.
+# The most that is shown of a value in a list of records, and of a value that is requested whole.
 SHOWN_BYTES: Final = 4 * 1024
 WHOLE_BYTES: Final = 1024 * 1024
 
-# A text with more of such characters than this part is shown as bytes.
+# A text with a larger share of unprintable characters is shown as bytes.
 _MOST_UNPRINTABLE: Final = 0.1
 _HEX_COLUMNS: Final = 16
-# Longer JSON is indented no further: nesting without end would cost a column of blanks for each level.
+# JSON that is nested deeper is indented no further, so that blanks do not exceed the bound.
 _DEEPEST: Final = 64
 _INDENT: Final = "  "
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
@@ -33,7 +33,7 @@ _INTEGER_SIZES: Final = (4, 8)
 
 
 def value_text(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, Any]:
-    """A key, value or header: {"kind", "size_bytes", "text", "is_cut"} and maybe "note".
+    """A key, value or header as {"kind", "size_bytes", "text", "is_cut"} and maybe "note".
 
     `kind` is "null", "empty", "json" (indented), "text" or "bytes" (in hexadecimal). At most `limit_bytes` are shown.
     """
@@ -52,7 +52,7 @@ def value_text(data: bytes | None, limit_bytes: int = SHOWN_BYTES) -> dict[str, 
 
 
 def decoded_record(topic: str, key: bytes | None, value: bytes | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Key and value of a record of Kafka's internal topics, in words; None for other topics, and unknown content."""
+    """Key and value of a record of Kafka's internal topics, in words; None for other topics and unknown content."""
     decode = {GROUP_METADATA_TOPIC_NAME: decoders.offsets, TRANSACTION_STATE_TOPIC_NAME: decoders.transactions}.get(
         topic
     )
@@ -77,7 +77,7 @@ def _value(kind: str, size_bytes: int, text: str, *, is_cut: bool) -> dict[str, 
 
 
 def _text(data: bytes, *, is_cut: bool) -> str | None:
-    """The text, None if these are not the bytes of one. A cut may stand within a character."""
+    """The text, or None if the bytes are not text. A cut may fall within a character."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -100,7 +100,7 @@ def hexadecimal(data: bytes) -> str:
 
 
 def _note(data: bytes) -> dict[str, str]:
-    """What bytes may mean."""
+    """A note about the likely meaning of the bytes."""
     if len(data) in _INTEGER_SIZES:
         return {"note": f"as a number of {8 * len(data)} bits: {int.from_bytes(data, signed=True)}"}
     if len(data) > _REGISTRY_PREFIX_BYTES and data[0] == _REGISTRY_MAGIC:
@@ -121,7 +121,7 @@ def _is_json(text: str) -> bool:
 
 
 def indented(text: str) -> str:
-    """Valid JSON, an element to a line. Its tokens stay as they are."""
+    """Valid JSON, with one element on each line. Its tokens stay as they are."""
     return "".join(_indented(text))
 
 

@@ -1,7 +1,7 @@
 """The epochs of a coordinator's elections and resignations, by partition of its topic.
 
-What must stay true: the controller's requests may come late or twice, and one that is older than the newest known epoch
-of its partition changes nothing.
+What must stay true: the controller's requests may come late or twice. A request with an older epoch than the newest
+known epoch of its partition changes nothing.
 """
 
 import logging

@@ -11,18 +11,18 @@ KeyAndValue = tuple[bytes, bytes | None]
 
 
 class TransactionalProducer(NamedTuple):
-    """The producer whose open transaction records belong to."""
+    """The producer of the transaction that records belong to."""
 
     producer_id: int
     producer_epoch: int
 
 
 class Appended(NamedTuple):
-    """The result of an append. `base_offset` is the offset of its first record, or UNKNOWN_OFFSET if the log has not
-    taken the records. `transaction_offset` is the offset at which the producer's transaction begins in this log, if the
-    records are of one.
+    """The result of an append. `base_offset` is the offset of its first record, or UNKNOWN_OFFSET if the records were
+    not appended. `transaction_offset` is the offset at which the producer's transaction begins in this log, if the
+    records belong to a transaction.
 
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND, REQUEST_TIMED_OUT and NOT_LEADER_OR_FOLLOWER leave open whether the records stay.
+    After NOT_ENOUGH_REPLICAS_AFTER_APPEND, REQUEST_TIMED_OUT or NOT_LEADER_OR_FOLLOWER the records may stay.
     """
 
     error_code: ErrorCode
@@ -31,13 +31,13 @@ class Appended(NamedTuple):
 
 
 class LogBatch(NamedTuple):
-    """The records of one batch of the log, or a part of a large one; or the end of a transaction, without records."""
+    """The records of one batch of the log, or of a part of a large batch; or a transaction marker, without records."""
 
     base_offset: int  # of the first record here, or of the marker
     records: Sequence[tuple[int, bytes | None, bytes | None]]  # (offset, key, value)
-    # The producer whose transaction the records belong to, or the marker ends.
+    # The producer of the transaction that the records belong to or that the marker ends.
     producer_id: int = NO_PRODUCER_ID
-    # How the marker ends the transaction. None: not a marker.
+    # The marker's outcome. None: not a marker.
     is_committed: bool | None = None
 
 
@@ -47,26 +47,25 @@ class CoordinatorLog(Protocol):
     def append(
         self, partition: int, records: Sequence[KeyAndValue], producer: TransactionalProducer | None = None
     ) -> Awaitable[Appended]:
-        """Appends the records, together and in this order, and waits until they are committed. With a `producer` they
-        belong to its transaction, and are a batch of their own.
+        """Appends the records together and in this order, and waits until they are committed. With a `producer` the
+        records are a batch of their own in the producer's transaction.
 
-        Appends to one partition happen, and complete, in the order of the calls.
+        Appends to one partition happen and complete in the order of the calls.
         """
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
         """Appends without waiting (tombstones), if this broker leads the partition."""
 
     def read(self, partition: int) -> AsyncGenerator[LogBatch, None]:
-        """All batches of the log now, oldest first, with open and aborted transactions; others have the loop in
-        between. Records for which `append` was called before are included.
+        """All current batches of the log, oldest first, including open and aborted transactions. The loop has turns
+        between batches. Records of earlier calls of `append` are included.
 
         Raises KafkaError when the log cannot be read, is damaged (CORRUPT_MESSAGE, and what to do), or this broker does
         not host the partition.
         """
 
     def wait_committed(self, partition: int) -> Awaitable[None]:
-        """Returns when all records that the log has now are on all in-sync replicas, so that every later leader has
-        them.
+        """Returns when all current records of the log are on all in-sync replicas, so that every later leader has them.
 
         Raises KafkaError when that takes too long, or this broker does not lead the partition.
         """

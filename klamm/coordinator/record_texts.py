@@ -1,6 +1,6 @@
 """Keys and values of records as the text that kafka-dump-log prints for them. Pure.
 
-What must stay true: any bytes give a text or a ValueError with the reason.
+What must stay true: arbitrary bytes give a text or a ValueError with the reason.
 
 Source: kafka.serializer.Decoder, GroupMetadataManager.formatRecordKeyAndValue, TransactionLog.formatRecordKeyAndValue.
 """
@@ -30,7 +30,7 @@ from klamm.protocol.primitives import (
 
 # version, producer id, producer epoch, time-out, state.
 _TRANSACTION: Final = struct.Struct(">hqhib")
-# The text of a key and of a value, each None when there is none.
+# The text of a key, and of a value; None for a null key or value.
 Text = tuple[str | None, str | None]
 Decode = Callable[[bytes | None, bytes | None], Text]
 
@@ -90,7 +90,7 @@ def offsets(key: bytes | None, value: bytes | None) -> Text:
         case GroupKey(group_id):
             return f"group_metadata::group={group_id}", _group(group_id, value)
         case UnknownKey(version):
-            # Later versions of Kafka have other records, such as those of the new consumer protocol.
+            # Later versions of Kafka have more kinds of records, such as those of the new consumer protocol.
             return f"unknown::version={version},key={key[2:].hex()}", DELETED if value is None else value.hex()
 
 
@@ -124,7 +124,7 @@ def _assignment(member: Member, is_consumers: bool) -> str:
 
 
 def _hex(data: bytes) -> str:
-    """As Kafka prints it: without zeros in front."""
+    """As Kafka prints it: without leading zeros."""
     return f"{int.from_bytes(data):X}" if data else ""
 
 

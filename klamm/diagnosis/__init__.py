@@ -1,4 +1,4 @@
-"""What is wrong with a cluster, why, and what to do about it: one knowledge for all commands and the cockpit.
+"""Finds the problems of a cluster, their reasons and remedies, for all commands and the cockpit.
 
-`cluster_view` and `cluster_facts` are looks at a cluster as plain values. What is made of them is pure.
+`cluster_view` and `cluster_facts` read a cluster as plain values. All that follows from them is pure.
 """

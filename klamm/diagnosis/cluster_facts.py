@@ -1,6 +1,7 @@
-"""What `klamm status` and `klamm brokers` know of a cluster: one look at all brokers, as plain values.
+"""The facts about a cluster for `klamm status` and `klamm brokers`: one look at all brokers, as plain values.
 
-A broker that does not answer is a fact, not an error: the look ends within the client's time, with what the others say.
+A broker that does not answer is a fact, not an error: the look ends within the client's timeout, with the answers of
+the other brokers.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -21,23 +22,23 @@ if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
 
     Reassigned = tuple[Mapping[TopicPartition, PartitionReassignment], KafkaError | None]
-    # The min.insync.replicas of each topic, the throttled replicas of topics with any, and an error if any.
+    # The min.insync.replicas of each topic, the throttled replicas of topics that have some, and an error, if any.
     TopicLimits = tuple[dict[str, int], dict[str, dict[str, str]], KafkaError | None]
 
 PROTOCOL: Final = "inter.broker.protocol.version"
-# Only brokers of klamm have this key.
+# Only klamm brokers have this config.
 KLAMM_KEY: Final = "klamm.metrics.port"
 KLAMM, KAFKA = "klamm", "Apache Kafka"
-# Configs are asked for this many topics at once.
+# A request asks for the configs of this many topics.
 TOPICS_AT_ONCE: Final = 1_000
-# Only in KRaft mode a broker has roles.
+# Only brokers in KRaft mode have roles.
 ROLES: Final = "process.roles"
 _FORBIDDEN: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class LogDirFacts:
-    """A log directory. `error` says that it is offline. The last two are -1 on brokers that do not tell them."""
+    """A log directory. An offline directory has an `error`. The last two are -1 on brokers that do not tell them."""
 
     path: str
     error: str | None
@@ -53,7 +54,7 @@ class BrokerFacts:
     """A live broker. `error` is the reason why it did not answer.
 
     `software` is "" when unknown; `protocol` is None on brokers without inter.broker.protocol.version. `apis` are the
-    versions of each API, so that brokers of one version have the same.
+    versions of each API, which are the same on all brokers of one version.
     """
 
     broker_id: int
@@ -74,10 +75,10 @@ class BrokerFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """`brokers` are the live ones; `missing` are named in assignments and are not among them.
+    """`brokers` are the live brokers. `missing` brokers have replicas, but are not live.
 
     `controller_error` says why the controller did not list reassignments, `topics_error` why the configs of topics are
-    not known. `forbidden` names what this client may not see, so that faults there do not show.
+    unknown. `forbidden` names what this client may not see; faults there remain hidden.
     """
 
     cluster_id: str | None
@@ -91,7 +92,7 @@ class ClusterFacts:
 
     @property
     def controller_id(self) -> int | None:
-        """The controller. In KRaft mode brokers name any broker instead, which passes requests on to the controller."""
+        """The controller, or None. In KRaft mode it is unknown: brokers name any broker, which forwards requests."""
         if any(broker.is_kraft for broker in self.brokers.values()) or self.view.controller_id < 0:
             return None
         return self.view.controller_id
@@ -113,13 +114,11 @@ async def read_facts(
     limits: "Callable[[Sequence[str]], Awaitable[TopicLimits]] | None" = None,
     chosen: Collection[int] = (),
 ) -> ClusterFacts:
-    """One look; `view` is of the client's metadata, if the caller has just asked for them, and `listing` asks for the
-    reassignments in another way than `list_reassignments`, `limits` for those of topics in another way than
-    `read_topic_limits`. Only the `chosen` brokers are asked, or all. Raises ClientError when no broker
-    answers.
+    """Looks at the cluster once, asking only the `chosen` brokers, or all. Raises ClientError when no broker answers.
 
-    All brokers, the controller and the configs of topics are asked at the same time, so that one broker that hangs
-    costs the time of one request.
+    `view` is a view of the client's current metadata, if the caller has just read it. `listing` replaces
+    `list_reassignments`, and `limits` replaces `read_topic_limits`. All brokers, the controller and the configs of
+    topics are asked at the same time, so that a broker that hangs costs the time of one request.
     """
     import asyncio
 
@@ -172,7 +171,7 @@ async def list_reassignments(client: "ClusterClient") -> "Reassigned":
 async def _read_brokers(
     client: "ClusterClient", view: ClusterView, chosen: Collection[int]
 ) -> tuple[dict[int, BrokerFacts], list[str]]:
-    """What each live broker says, and what this client may not see."""
+    """The facts of each live broker, and the names of those that this client may not see."""
     import asyncio
 
     from klamm.client.admin.configs import ConfigResource, describe_configs
@@ -181,7 +180,7 @@ async def _read_brokers(
 
     asked = [broker_id for broker_id in view.brokers if not chosen or broker_id in chosen]
     resources = {broker_id: ConfigResource(ConfigResourceType.BROKER, str(broker_id)) for broker_id in asked}
-    # A broker that has just died is not asked again: that it does not answer is the fact.
+    # A broker that has just died is not asked again: its silence is a fact.
     once = RetryPolicy(0)
     configs, log_dirs = await asyncio.gather(
         describe_configs(client, resources.values(), [PROTOCOL, KLAMM_KEY, ROLES, *BROKER_THROTTLES], retry=once),
@@ -253,8 +252,8 @@ def _log_dir(path: str, found: "LogDirDescription") -> LogDirFacts:
 
 
 async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") -> "TopicLimits":
-    """What the configs of these topics say about in-sync replicas and throttles. The error names a topic."""
-    # With asyncio, which a command that needs no cluster does not import.
+    """The configs of these topics about in-sync replicas and throttles. The error names a topic."""
+    # Imported here: it imports asyncio, which commands without a cluster do not need.
     from klamm.base.slices import slices
     from klamm.client.admin.configs import ConfigResource, describe_configs
 
@@ -262,7 +261,7 @@ async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") ->
     throttled: dict[str, dict[str, str]] = {}
     trouble: KafkaError | None = None
     missing: dict[str, KafkaError] = {}
-    # Neither a broker nor this process has all topics of a large cluster in hand at once.
+    # In slices, so that neither a broker nor this process handles all topics of a large cluster at once.
     async for some in slices(topics, TOPICS_AT_ONCE):
         resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in some]
         for resource, found in (await describe_configs(client, resources, [MIN_ISR, *TOPIC_THROTTLES])).items():
@@ -279,7 +278,7 @@ async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") ->
             if any(limits.values()):
                 throttled[resource.name] = {name: value for name, value in limits.items() if value}
     if missing:
-        # These were deleted meanwhile, or the broker that was asked is behind the one that has listed them.
+        # These topics were deleted meanwhile, or the asked broker's metadata is older than that of their source.
         known = (await client.refresh_metadata(missing, elsewhere=True)).topics
         for name, error in missing.items():
             if name in known and known[name].error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -288,5 +287,5 @@ async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") ->
 
 
 def graver(known: KafkaError | None, error: KafkaError | None) -> KafkaError | None:
-    """The one to tell: a failure rather than that this client may not see something."""
+    """The error to report: a failure takes precedence over a missing permission."""
     return error if known is None or (error is not None and _is_forbidden(known)) else known

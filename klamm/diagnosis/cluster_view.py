@@ -1,6 +1,6 @@
-"""The brokers and partitions of a cluster at one moment, which the tools' plans are made from.
+"""The brokers and partitions of a cluster at one moment, as plain values. The tools make their plans from this view.
 
-A view is plain values. It is read over the wire from any cluster, or from the znodes of one that has ZooKeeper.
+A view is read through Kafka's protocol from any cluster, or from the znodes of a cluster with ZooKeeper.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A live broker. `address` is the host and port that clients reach it by."""
+    """A live broker. Clients reach it at `address`."""
 
     broker_id: int
     address: tuple[str, int]
@@ -32,10 +32,10 @@ class BrokerView:
 
 
 class PartitionView(NamedTuple):
-    """A partition. `replicas` are all present ones, those that a reassignment adds and removes included.
+    """A partition. `replicas` are all current replicas, including adding and removing replicas.
 
-    `offline` are replicas whose broker or log directory has failed, as far as the source of the view tells. A cluster
-    may have 100,000 partitions, and the cockpit makes their views again and again, so this is a tuple.
+    `offline` are replicas whose broker or log directory has failed, as far as the source of the view tells. This is a
+    tuple for speed: a cluster may have 100,000 partitions, and the cockpit makes their views again and again.
     """
 
     leader: int
@@ -52,20 +52,20 @@ class PartitionView(NamedTuple):
 
     @property
     def target(self) -> tuple[int, ...]:
-        """The replicas that stay when the reassignment, if there is one, is done."""
+        """The replicas after the reassignment, if there is one."""
         return tuple(each for each in self.replicas if each not in self.removing)
 
     @property
     def origin(self) -> tuple[int, ...]:
-        """The replicas without those that a reassignment adds: what Kafka's tools count as replication factor."""
+        """The replicas without adding replicas. Kafka's tools count these as the replication factor."""
         return tuple(each for each in self.replicas if each not in self.adding)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """`brokers` are the live ones by id, ascending; `partitions` are sorted; `topic_ids` is without unknown ids.
+    """`brokers` are the live brokers by ascending id. `partitions` are sorted. `topic_ids` has only known ids.
 
-    `unread` names the topics and brokers that could not be read and are left out, with the reasons.
+    `unread` has the topics and brokers that are left out because they could not be read, with the reasons.
     """
 
     brokers: Mapping[int, BrokerView]
@@ -82,7 +82,7 @@ class ClusterView:
         return topics
 
     def with_reassignments(self, moving: "Mapping[TopicPartition, PartitionReassignment]") -> "ClusterView":
-        """The view with what the controller says: another broker may not know yet what the controller has begun."""
+        """The view with the controller's reassignments. Other brokers may not know of a reassignment yet."""
         changed = {
             key: self.partitions[key]._replace(
                 replicas=move.replicas,
@@ -107,11 +107,11 @@ async def read_cluster(
     needs_reassignments: bool = True,
     reassignments: "Mapping[TopicPartition, PartitionReassignment] | None" = None,
 ) -> ClusterView:
-    """The view of these topics, or of all. A topic that does not exist is left out.
+    """The view of these topics, or of all topics. A topic that does not exist is left out.
 
-    With `reassignments` the controller is not asked for them, and a cluster without a controller has a view too. A
-    caller that does not need to know them sees none if it may not list them. Raises KafkaError for a topic that may not
-    be described, and where no broker knows the topics, and ClientError.
+    With `reassignments` the controller is not asked, so a cluster without a controller has a view too. Without
+    `needs_reassignments`, a client that may not list reassignments gets a view without them. Raises ClientError, and
+    KafkaError for a topic that the client may not describe, or if no broker knows the topics.
     """
     from klamm.client.admin.reassignments import list_partition_reassignments
     from klamm.client.admin.topics import describe_topics
@@ -123,7 +123,7 @@ async def read_cluster(
         view = view_of(await client.refresh_metadata())
     else:
         view = _view(client.metadata, await describe_topics(client, names))
-    # Clusters older than Kafka 2.4 do not list reassignments; the tools do not serve them.
+    # Brokers before Kafka 2.4 cannot list reassignments, and the tools do not support them.
     try:
         moving = await list_partition_reassignments(client) if reassignments is None else reassignments
     except KafkaError as error:
@@ -134,7 +134,7 @@ async def read_cluster(
 
 
 def view_of(metadata: "ClusterMetadata") -> ClusterView:
-    """The view of all topics in the metadata, without reassignments. Raises KafkaError as `read_cluster`."""
+    """The view of all topics in the metadata, without reassignments. Raises KafkaError like `read_cluster`."""
     from klamm.client.admin.topics import described_topics
 
     return _view(metadata, described_topics(metadata))
@@ -165,10 +165,10 @@ def _view(metadata: "ClusterMetadata", described: "Mapping[str, TopicMetadata | 
 
 
 async def read_znodes(znodes: "KafkaZooKeeper", topics: Iterable[str] | None = None) -> ClusterView:
-    """The same from the znodes. A partition without a state has no leader and an empty ISR.
+    """The view from the znodes. A partition without a state has no leader and an empty ISR.
 
-    A topic or broker whose znode cannot be used is logged and left out. Raises ZooKeeperError, and ZnodeError for a
-    state that is malformed.
+    A topic or broker with an invalid znode is logged and left out. Raises ZooKeeperError, and ZnodeError for a
+    malformed partition state.
     """
     live = await znodes.live_brokers()
     names = await znodes.topic_names() if topics is None else sorted(dict.fromkeys(topics))
@@ -214,7 +214,7 @@ async def read_znodes(znodes: "KafkaZooKeeper", topics: Iterable[str] | None = N
 
 
 def _fault(assignment: "TopicAssignment") -> str | None:
-    """Why no partition of a topic can be told of, although its znode can be read."""
+    """Why a topic is left out although its znode can be read, or None."""
     if not assignment.partitions:
         return "its znode names no partitions"
     empty = next((number for number, replicas in sorted(assignment.partitions.items()) if not replicas), None)

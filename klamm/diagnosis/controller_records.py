@@ -1,4 +1,4 @@
-"""What a record of the controller says."""
+"""The texts of controller records."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from klamm.diagnosis.cluster_view import joined
 
 
 def record_text(record: Mapping[str, Any]) -> str:
-    """What a record says, without time, controller and event."""
+    """The text of a record, without time, controller and event."""
     match record["kind"]:
         case "event":
             times = f"{record['processing_time_ms']} ms, after {record['queue_time_ms']} ms in the queue"

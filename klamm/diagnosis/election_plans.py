@@ -1,8 +1,8 @@
-"""Which partitions get another leader, and at what price. Pure.
+"""Plans elections: which partitions get a new leader, and which records that may cost. Pure.
 
-A preferred election loses no record that all in-sync replicas have: it elects only replicas in the ISR. What a producer
-sent with acks=1 and the preferred replica has not fetched yet is truncated, so a replica that is far behind waits. An
-unclean election may lose any record; its plan says what is known about the loss.
+A preferred election loses no record that all in-sync replicas have, because it only elects replicas in the ISR. It
+truncates records that a producer sent with acks=1 and that the preferred replica has not fetched yet, so the election
+of a replica that is far behind is delayed. An unclean election may lose any record; its plan shows the known loss.
 """
 
 import json
@@ -18,7 +18,7 @@ from klamm.processes.tool_errors import ToolError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
-# A plan of more partitions shows the first ones, and counts the rest.
+# A plan shows at most this many partitions, and counts the rest.
 SHOWN_PARTITIONS = 20
 # The preferred replica of a busy partition is always a little behind.
 DEFAULT_MAX_LAG = 10_000
@@ -57,7 +57,7 @@ def _partition(entry: Any) -> TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The partitions that a command names: all of the cluster, all of `topic`, or `partitions`."""
+    """The partitions that a command is for: all of the cluster, all of `topic`, or `partitions`."""
 
     topic: str | None = None
     partitions: Sequence[TopicPartition] | None = None
@@ -70,11 +70,11 @@ class Scope:
 
     @property
     def is_open(self) -> bool:
-        """Whether the partitions are not named one by one; those that need no election are then left out."""
+        """Whether the scope is a topic or the cluster. Partitions that need no election are then left out."""
         return self.partitions is None
 
     def of(self, view: ClusterView) -> list[TopicPartition]:
-        """The partitions, also those that do not exist. Raises ToolError for a topic that does not exist."""
+        """The partitions, including named ones that do not exist. Raises ToolError for a topic that does not exist."""
         if self.partitions is not None:
             return list(self.partitions)
         if self.topic is not None and not any(each.topic == self.topic for each in view.partitions):
@@ -87,7 +87,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class PreferredPlan:
-    """`due` are led by another replica, and the preferred one can lead. `refused` says why others cannot be elected."""
+    """For `due` partitions the preferred replica can be elected. `refused` says why it cannot for other partitions."""
 
     due: list[TopicPartition] = field(default_factory=list)
     not_needed: list[TopicPartition] = field(default_factory=list)
@@ -100,7 +100,7 @@ def preferred_plan(
     *,
     log_ends: PartitionLogEnds = NO_LOG_ENDS,
 ) -> PreferredPlan:
-    """What can be done for each of these partitions."""
+    """Sorts the partitions into due, not needed and refused elections."""
     plan = PreferredPlan()
     for key in wanted:
         partition = view.partitions.get(key)
@@ -120,7 +120,7 @@ def _obstacle(partition: PartitionView, view: ClusterView, log_ends: LogEnds) ->
     preferred, known = partition.replicas[0], Circumstances(view.brokers.keys(), log_ends)
     why = absence(partition, preferred, known)
     if preferred in partition.isr and outage(partition, preferred, known) is None:
-        # A broker that hangs is in the ISR until it has been behind for replica.lag.time.max.ms.
+        # A broker that hangs stays in the ISR until it was behind for replica.lag.time.max.ms.
         end = log_ends.get(preferred)
         hangs = isinstance(end, KafkaError) and end.code is ErrorCode.NETWORK_EXCEPTION
         return f"PREFERRED_LEADER_NOT_AVAILABLE: {why}" if hangs else None
@@ -130,7 +130,7 @@ def _obstacle(partition: PartitionView, view: ClusterView, log_ends: LogEnds) ->
 def lagging(
     view: ClusterView, wanted: Iterable[TopicPartition], log_ends: PartitionLogEnds, max_lag: int
 ) -> dict[TopicPartition, str]:
-    """Those whose preferred replica is more than `max_lag` records behind the leader, and by how many."""
+    """The partitions whose preferred replica is more than `max_lag` records behind the leader, and its lag."""
     found = {}
     for key in wanted:
         partition = view.partitions[key]
@@ -144,8 +144,7 @@ def lagging(
 
 
 def unsettled(before: ClusterView, now: ClusterView, elected: Iterable[TopicPartition]) -> dict[TopicPartition, str]:
-    """Those of the elected partitions that are not as well replicated as before, or whose new leader is not known
-    yet."""
+    """The elected partitions that have lost in-sync replicas, or whose new leader is not known yet."""
     found = {}
     for key in elected:
         was, each = before.partitions[key], now.partitions.get(key)
@@ -163,7 +162,7 @@ def unsettled(before: ClusterView, now: ClusterView, elected: Iterable[TopicPart
 
 
 def without_live_leader(elected: Iterable[TopicPartition], now: ClusterView) -> dict[TopicPartition, str]:
-    """Those of the elected partitions whose leader is not known yet."""
+    """The elected partitions that have no live leader."""
     return {
         key: "has no live leader"
         for key in elected
@@ -177,7 +176,7 @@ def batches(partitions: Sequence[TopicPartition], size: int) -> Iterator[list[To
 
 
 def preferred_lines(view: ClusterView, due: Sequence[TopicPartition], batch_size: int) -> Iterator[str]:
-    """The plan in lines: what each partition's leader becomes, and how many partitions each broker leads."""
+    """The plan in lines: each partition's new leader, and how many partitions each broker leads."""
     for key in due[:SHOWN_PARTITIONS]:
         partition = view.partitions[key]
         leader = "none" if partition.leader == NO_LEADER else partition.leader
@@ -202,11 +201,11 @@ def preferred_lines(view: ClusterView, due: Sequence[TopicPartition], batch_size
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What is known about an unclean election of one partition.
+    """The known loss of an unclean election of one partition.
 
-    `candidate` is the replica that the controller will elect. `lost_at_least` counts records beyond its log, up to the
-    largest offset that is known: `known_from` names the replica or the group. `silent` are the members of the ISR (all
-    replicas while it is empty) that do not say where their logs end: their records beyond that are lost, too.
+    `candidate` is the replica that the controller will elect. `lost_at_least` counts the records between its log end
+    and the largest known offset, which is that of the replica or group `known_from`. `silent` are members of the ISR
+    (any replicas if the ISR is empty) with unknown log ends: their records beyond that offset are lost, too.
     """
 
     candidate: int
@@ -223,7 +222,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class UncleanPlan:
-    """`commits_gap` says why the offsets of some groups are not known, if they are not."""
+    """`commits_gap` says why the committed offsets of some groups are unknown; None if all are known."""
 
     due: dict[TopicPartition, Loss] = field(default_factory=dict)
     not_needed: list[TopicPartition] = field(default_factory=list)
@@ -232,7 +231,8 @@ class UncleanPlan:
 
     @property
     def may_lose_more(self) -> str | None:
-        """Why the losses may be greater than the plan says, because groups may have committed later offsets."""
+        """Why groups may have committed later offsets, so that the losses may be greater than the plan says; or
+        None."""
         return None if all(loss.is_known for loss in self.due.values()) else self.commits_gap
 
 
@@ -243,7 +243,7 @@ NO_COMMITS: Committed = {}
 
 
 def leaderless(view: ClusterView, wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """The partitions that an unclean election is about."""
+    """The partitions without a live leader, for which an unclean election may be needed."""
     return [
         key for key in wanted if (each := view.partitions.get(key)) is not None and is_unavailable(each, view.brokers)
     ]
@@ -255,7 +255,7 @@ def unclean_plan(
     log_ends: PartitionLogEnds = NO_LOG_ENDS,
     committed: Committed = NO_COMMITS,
 ) -> UncleanPlan:
-    """What an unclean election does to each of these partitions."""
+    """Sorts the partitions into due, not needed and refused elections, with the losses of the due ones."""
     plan = UncleanPlan()
     for key in wanted:
         partition = view.partitions.get(key)
@@ -292,7 +292,7 @@ def _loss(
         others.append((committed[0], f"group {committed[1]}"))
     furthest, source = max(others, default=(0, None))
     lost = 0 if log_end is None else max(0, furthest - log_end)
-    # Kafka 4 takes also the last replica out of the ISR when it fails: then any of the replicas may have all records.
+    # Kafka 4 also removes the last replica from the ISR when it fails. Then any replica may have all records.
     silent = {
         each: absence(partition, each, known)
         for each in partition.isr or partition.replicas
@@ -302,7 +302,7 @@ def _loss(
 
 
 def grown_losses(shown: UncleanPlan, now: UncleanPlan) -> dict[TopicPartition, str]:
-    """The partitions that would now lose more than their plan has shown, and what they would lose."""
+    """The partitions that would now lose more than the plan has shown, and their losses."""
     return {
         key: f"the loss has grown since it was shown: {loss_text(loss)}"
         for key, loss in now.due.items()
@@ -318,7 +318,7 @@ def _is_greater(loss: Loss, shown: Loss) -> bool:
 
 
 def unclean_lines(plan: UncleanPlan) -> Iterator[str]:
-    """The plan in lines, each partition with the loss that is to be expected. Every partition is shown."""
+    """The plan in lines. Every partition is shown, with its expected loss."""
     for key, loss in plan.due.items():
         end = "at an unknown offset" if loss.log_end_offset is None else f"at offset {loss.log_end_offset}"
         yield f"{key}: leader none -> {loss.candidate}, whose log ends {end}; {loss_text(loss)}"

@@ -1,19 +1,19 @@
-"""Everything that klamm says of a cluster and of a partition: one row for each finding. Pure.
+"""All findings about a cluster and about a partition: one row for each finding. Pure.
 
-| column      | what it says                                                                        |
+| column      | meaning                                                                             |
 |-------------|-------------------------------------------------------------------------------------|
 | `kind`      | the finding's name in JSON                                                          |
-| `severity`  | whether the cluster is unhealthy with it, and the exit code of `klamm status`        |
-| `sentence`  | what is said; names in braces are the words of the single finding                   |
-| `advice`    | what helps                                                                          |
-| `command`   | the call of klamm that helps                                                        |
-| `predicate` | which partitions it is about, where it is about those with a certain state          |
-| `case`      | which of several sentences of the kind this is                                      |
+| `severity`  | whether the finding makes the cluster unhealthy, and the exit code of `klamm status` |
+| `sentence`  | the text; each finding fills in the names in braces                                 |
+| `advice`    | the remedy in words                                                                 |
+| `command`   | the klamm command that helps                                                        |
+| `predicate` | the partitions that the finding is about, if a predicate selects them               |
+| `case`      | distinguishes several sentences of one kind                                         |
 
-`klamm status`, recordings and the cockpit's view Now speak of `CLUSTER`, the cockpit's view Why of `PARTITION` and, in
-its list of all that is wrong, of `GROUPS`. What is said of single replicas is in klamm.diagnosis.reasons.
+`klamm status`, recordings and the cockpit's view Now use `CLUSTER`. The cockpit's view Why uses `PARTITION`, and
+`GROUPS` for its list of all problems. The sentences about single replicas are in klamm.diagnosis.reasons.
 
-What must stay true: the order of `CLUSTER` and of `GROUPS` is that in which findings are shown, the worst first.
+What must stay true: findings are shown in the order of `CLUSTER` and `GROUPS`, the worst first.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ from typing import Any, Final, NamedTuple
 from klamm.diagnosis.partition_health import Predicate
 from klamm.processes.tool_errors import EXIT_FAILED, EXIT_INCOMPLETE, EXIT_OK
 
-# Lines of a finding, before "and N more".
+# A finding shows at most this many lines before "and N more".
 LINES: Final = 5
 
 
 class Severity(Enum):
-    """The gravest first; the value is the exit code of a command whose gravest finding this is."""
+    """The gravest first. The value is the exit code of a command whose gravest finding has this severity."""
 
     PROBLEM = EXIT_FAILED
     """The cluster is not healthy."""
     UNKNOWN = EXIT_INCOMPLETE
-    """Something could not be read, so the cluster is not known to be healthy."""
+    """A part of the cluster could not be read, so the cluster is not known to be healthy."""
     NOTICE = EXIT_OK
 
 
@@ -103,7 +103,7 @@ CLUSTER: Final[Sequence[Row]] = (
         "Grant its user Describe and DescribeConfigs on the cluster, and DescribeConfigs on all topics."),
 )
 
-# What helps depends on the replicas: klamm.diagnosis.partition_conditions.
+# Remedies depend on the replicas: klamm.diagnosis.partition_conditions.
 PARTITION: Final[Sequence[Row]] = (
     Row("healthy", NOTICE, "Broker {leader} leads, and all {isr} replicas are in sync."),
     Row("healthy", NOTICE, "Broker {leader} leads, and has the only replica.", case="only replica"),
@@ -151,7 +151,7 @@ _PLACE: Final[Mapping[str, int]] = {row.kind: place for place, row in enumerate(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that an operator should know of the cluster. `why` has one line for each broker or thing at fault."""
+    """A fact about the cluster that an operator should know. `why` has one line for each broker or thing at fault."""
 
     kind: str
     severity: Severity
@@ -169,7 +169,7 @@ class Finding:
         return self.severity is UNKNOWN
 
     def lines(self) -> Iterator[str]:
-        """The finding on a screen."""
+        """The finding as lines for a terminal."""
         yield f"- {self.text}"
         yield from (f"    {line}" for line in self.why[:LINES])
         if len(self.why) > LINES:
@@ -194,14 +194,14 @@ class Finding:
 
 
 def finding(kind: str, why: Iterable[str] = (), **words: object) -> Finding:
-    """The finding of this row of `CLUSTER`."""
+    """The finding for this row of `CLUSTER`."""
     row = _CLUSTER[kind]
     advice, command = row.advice.format(**words), row.command.format(**words)
     return Finding(kind, row.severity, row.sentence.format(**words), tuple(why), advice, command)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first."""
+    """The findings, the worst first."""
     return sorted(findings, key=lambda each: _PLACE[each.kind])
 
 

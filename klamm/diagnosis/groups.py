@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """A partition that a group consumes; a value that is not known is None."""
+    """A partition that a group consumes. Unknown values are None."""
 
     topic: str
     partition: int
@@ -27,7 +27,7 @@ class PartitionRow:
 def partition_rows(
     group: "GroupDescription", committed: Mapping[TopicPartition, int], log_end: Mapping[TopicPartition, int]
 ) -> list[PartitionRow]:
-    """The partitions of each member, members with many partitions first; then committed partitions without a member."""
+    """The partitions of each member, the members with most partitions first; then committed ones without a member."""
     members = sorted(group.members, key=lambda member: -len(member.assignment))
     rows = [
         _partition_row(each, committed.get(each), log_end.get(each), member)

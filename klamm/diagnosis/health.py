@@ -1,7 +1,7 @@
-"""What is wrong with a cluster, and why. Pure: facts in, findings out. What is said of each is in
+"""Finds the problems of a cluster and their reasons. Pure: facts in, findings out. Their sentences are in
 klamm.diagnosis.findings.
 
-What must stay true: a partition without a live leader is a finding of its own, and is in no other one about partitions.
+What must stay true: a partition without a live leader is only in the finding about offline partitions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,21 +15,21 @@ from klamm.diagnosis.findings import Finding, Severity, finding, gravest, in_ord
 from klamm.diagnosis.partition_health import Predicate, is_under_replicated, out_of_sync
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 
-# Names in a line, before "and N more".
+# A line has at most this many names before "and N more".
 NAMED: Final = 3
-# A disk with less than this part free is a finding.
+# A disk with a smaller free part is a finding.
 LEAST_FREE: Final = 0.1
 # An imbalance of leaders up to this percentage is normal (Kafka's leader.imbalance.per.broker.percentage).
 NORMAL_IMBALANCE_PERCENT: Final = 10
 
 
 def diagnose(facts: ClusterFacts, controller: Mapping[str, Any] | None = None) -> list[Finding]:
-    """The findings, the worst first. `controller` is the status of a klamm controller, if it could be asked."""
+    """The findings, the worst first. `controller` is the status of a klamm controller, if there is one."""
     return with_controller(diagnose_facts(facts), controller)
 
 
 def diagnose_facts(facts: ClusterFacts) -> list[Finding]:
-    """The findings that need no status of the controller. Looks at each partition some times."""
+    """The findings that do not need the controller's status. Looks at each partition a few times."""
     return [
         *controller_findings(facts),
         *offline_partitions(facts),
@@ -51,13 +51,13 @@ def with_controller(found: Iterable[Finding], controller: Mapping[str, Any] | No
     """All findings, the worst first."""
     work = [*_controller_work(controller)]
     if any(each.kind == "controller_reassignments" for each in work):
-        # The facts say the same with less, or were read before the reassignment began.
+        # The findings from the facts say less, or were read before the reassignment began.
         found = [each for each in found if each.kind not in ("reassignments", "throttles")]
     return in_order([*found, *work])
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool | None:
-    """None if it is not known."""
+    """Whether the cluster is healthy; None if that is unknown."""
     return {Severity.PROBLEM: False, Severity.UNKNOWN: None, Severity.NOTICE: True}[gravest(findings)]
 
 
@@ -100,7 +100,7 @@ Partitions = Mapping[TopicPartition, PartitionView]
 
 
 def _all(facts: ClusterFacts, predicate: Predicate) -> Partitions:
-    """The partitions of which the predicate holds."""
+    """The partitions for which the predicate holds."""
     return {
         key: each
         for key, each in facts.view.partitions.items()
@@ -109,7 +109,7 @@ def _all(facts: ClusterFacts, predicate: Predicate) -> Partitions:
 
 
 def _led(facts: ClusterFacts, predicate: Predicate) -> Partitions:
-    """Those with a live leader of which the predicate holds."""
+    """The partitions with a live leader for which the predicate holds."""
     return {
         key: each
         for key, each in _all(facts, predicate).items()
@@ -118,7 +118,7 @@ def _led(facts: ClusterFacts, predicate: Predicate) -> Partitions:
 
 
 def _about(kind: str, partitions: Partitions, why: Iterable[str] = (), **words: object) -> Iterator[Finding]:
-    """The finding about these partitions; none without any."""
+    """The finding about these partitions, if there are any."""
     if count := len(partitions):
         yield finding(
             kind,
@@ -149,7 +149,7 @@ def offline_partitions(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _min_isr(facts: ClusterFacts) -> Iterator[Finding]:
     yield from _about("under_min_isr", _led(facts, Predicate.UNDER_MIN_ISR), ("producers with acks=all are refused",))
-    # Only partitions that have lost a replica: with as many replicas as min.insync.replicas this is normal.
+    # Only partitions that have lost an in-sync replica: with min.insync.replicas replicas, this state is normal.
     at_minimum = _led(facts, Predicate.AT_MIN_ISR)
     yield from _about("at_min_isr", {key: each for key, each in at_minimum.items() if is_under_replicated(each)})
 
@@ -175,7 +175,7 @@ def _fault(facts: ClusterFacts, broker_id: int, partitions: Partitions) -> str:
     if broker.error is not None:
         return "does not answer"
     if all(broker_id in each.offline for each in partitions.values()):
-        # Brokers also name replicas offline that were so when the controller told them last.
+        # Brokers also list replicas that were offline in the controller's last update.
         if any(log_dir.error is not None for log_dir in broker.log_dirs):
             return "has them in a log directory that is offline"
         return "is up, and the controller has not used them since it came back"
@@ -183,7 +183,7 @@ def _fault(facts: ClusterFacts, broker_id: int, partitions: Partitions) -> str:
 
 
 def _imbalance(facts: ClusterFacts) -> Iterator[Finding]:
-    # An election helps only where the preferred replica is in sync.
+    # An election only helps if the preferred replica is in sync.
     off = [
         each
         for each in _led(facts, Predicate.OFF_PREFERRED).values()

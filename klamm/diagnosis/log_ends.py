@@ -1,4 +1,4 @@
-"""What elections weigh: the ends of replicas' logs, and what groups have committed."""
+"""Reads the inputs of election plans: the log end offsets of replicas and the committed offsets of groups."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -24,7 +24,7 @@ COMMITS_TIMEOUT_S = 10.0
 async def replica_ends(
     client: ClusterClient, view: ClusterView, replicas: Mapping[TopicPartition, Iterable[int]]
 ) -> dict[TopicPartition, dict[int, int | KafkaError]]:
-    """Where the logs of these replicas end, as far as their brokers are live."""
+    """The log end offsets of these replicas on live brokers."""
     asked = [
         TopicPartitionReplica(*partition, broker_id)
         for partition, broker_ids in replicas.items()
@@ -43,8 +43,8 @@ async def read_unclean_plan(
     scope: Scope,
     reassignments: Mapping[TopicPartition, PartitionReassignment] | None = None,
 ) -> tuple[ClusterView, UncleanPlan]:
-    """The plan, with what the live replicas and the consumer groups tell about the loss. With `reassignments` the
-    controller is not asked for them."""
+    """The plan, with the loss according to live replicas and consumer groups. With `reassignments` the controller is
+    not asked for them."""
     view = await read_cluster(client, scope.topics, needs_reassignments=False, reassignments=reassignments)
     wanted = scope.of(view)
     due = leaderless(view, wanted)
@@ -54,8 +54,8 @@ async def read_unclean_plan(
 
 
 async def _committed(client: ClusterClient, partitions: Collection[TopicPartition]) -> tuple[Committed, str | None]:
-    """The largest offset that any group has committed in each partition, and why commits may be missing, if they may:
-    what cannot be found out soon is left out."""
+    """The largest committed offset of any group in each partition, and why commits may be missing, or None. Commits
+    that cannot be read soon are left out."""
     try:
         async with asyncio.timeout(COMMITS_TIMEOUT_S):
             listings, lost = await listed(client, CoordinatorType.GROUP, list_groups)

@@ -1,14 +1,14 @@
-"""Why a partition is as it is, and what would help: the facts of one partition in, an answer out. Pure.
+"""The conditions of a partition, their reasons and remedies: the facts of one partition in, an answer out. Pure.
 
-The sentences about the partition are those of klamm.diagnosis.findings, those about replicas those of `klamm topics
-describe` (klamm.diagnosis.reasons), the price of an unclean election is that of `klamm elect unclean`
-(klamm.diagnosis.election_plans), and what the controller waits for is what a klamm controller says itself
+The sentences about the partition come from klamm.diagnosis.findings, those about replicas from klamm.diagnosis.reasons,
+as in `klamm topics describe`. The price of an unclean election is that of `klamm elect unclean`
+(klamm.diagnosis.election_plans). A klamm controller's status says what the controller waits for
 (klamm.controller.controller_status).
 
 What must stay true:
-- A remedy's command is a call of klamm that a shell takes as it stands, with the options that reach this cluster. A
-  topic whose name Kafka does not allow has no command: the name may come from a program that is no broker.
-- A remedy that can lose records says so in its price, and stands behind those that cannot.
+- A remedy's command is a klamm command that works in a shell as it stands, with the options that reach this cluster. A
+  topic with a name that Kafka does not allow has no command: the name may come from a program that is not a broker.
+- A remedy that can lose records says so in its price, and comes after those that cannot.
 """
 
 import shlex
@@ -38,14 +38,14 @@ from klamm.znodes.topics import is_legal_topic_name
 if TYPE_CHECKING:
     from klamm.client.admin.configs import ConfigEntry
 
-# An event in progress for longer, or a request that a broker has not answered for longer, is named as an obstacle.
+# An event in progress for longer, or a request without an answer for longer, is an obstacle.
 LONG_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something that helps. `command` has a line for each call; it is empty where no command does it. `price` says
-    what is lost or given up, and is empty where nothing is."""
+    """A remedy. `command` has a line for each call; it is empty if no command does it. `price` says what is lost or
+    given up; it is empty if the remedy costs nothing."""
 
     text: str
     command: str = ""
@@ -54,7 +54,8 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is so, such as "offline": why, line by line, and what helps, the cheapest first."""
+    """A condition of the partition, such as "offline", with its reasons, line by line, and remedies, the cheapest
+    first."""
 
     kind: str
     text: str
@@ -65,8 +66,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAnswer:
-    """A replica. `state` is the leader, in sync, out of sync, being deleted or offline; `why` is None while nothing is
-    wrong with it.
+    """A replica. `state` is the leader, in sync, out of sync, being deleted or offline; `why` is None for a healthy
+    replica.
 
     `since_ms` is the time of its last change to offline, if that is known. `role` is "adding", "removing" or "".
     """
@@ -93,16 +94,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """What is known about one partition.
+    """The known facts about one partition.
 
-    `controller` is the status of a klamm controller (None on Apache Kafka), `controller_id` -1 without a controller and
-    None where brokers do not tell it (KRaft). `settings` are the topic's configs with their sources. `price` is the
-    loss of an unclean election, or why none is possible, None while the partition has a leader. `offline_dirs` are the
-    log directories that have failed, `silent` the brokers that are registered and do not answer, `throttles` the
-    throttles of brokers and of the topic, `offline_since_ms` the last time at which each replica went offline, as far
-    as records tell. `reach` has the options by which a command reaches the cluster, `zookeeper` those for a command
-    that needs ZooKeeper. `topic_brokers` have a replica of any partition of the topic. `why_no_settings` says why
-    `settings` lacks one.
+    `controller` is the status of a klamm controller (None on Apache Kafka). `controller_id` is -1 without a controller,
+    and None if brokers do not tell it (KRaft). `settings` are the topic's configs with their sources; `why_no_settings`
+    says why one is missing. `price` is the loss of an unclean election, or why it is impossible; None while the
+    partition has a leader. `offline_dirs` are the failed log directories, `silent` the registered brokers that do not
+    answer, `throttles` the throttles of brokers and of the topic. `offline_since_ms` is the last time at which each
+    replica went offline, as far as records tell. `reach` has the options with which a command reaches the cluster,
+    `zookeeper` those for a command that needs ZooKeeper. `topic_brokers` have a replica of any partition of the topic.
     """
 
     key: TopicPartition
@@ -123,7 +123,7 @@ class PartitionFacts:
 
 
 def explain(facts: PartitionFacts) -> Answer:
-    """Everything that is to be said about the partition now."""
+    """All conditions of the partition, and all its replicas."""
     found = sorted(_conditions(facts), key=lambda each: not each.is_problem)
     is_led = not is_unavailable(facts.view, facts.known.live) and not facts.known.marked_for_deletion
     if is_led and not any(each.is_problem for each in found):
@@ -136,7 +136,7 @@ def explain(facts: PartitionFacts) -> Answer:
 def _condition(
     kind: str, why: Iterable[str] = (), remedies: Iterable[Remedy] = (), case: str = "", **words: object
 ) -> Condition:
-    """The condition of this row of klamm.diagnosis.findings."""
+    """The condition for this row of klamm.diagnosis.findings."""
     row = partition_row(kind, case)
     is_problem = row.severity is Severity.PROBLEM
     return Condition(kind, row.sentence.format(**words), tuple(why), tuple(remedies), is_problem)
@@ -185,7 +185,7 @@ def _controller(facts: PartitionFacts) -> Iterator[Condition]:
 
 
 def _obstacles(facts: PartitionFacts) -> Iterator[str]:
-    """What keeps a klamm controller from this partition."""
+    """What delays a klamm controller's work on this partition."""
     status = facts.controller or {}
     if status.get("event") and status["event_for_ms"] >= LONG_MS:
         yield (
@@ -205,7 +205,7 @@ def _obstacles(facts: PartitionFacts) -> Iterator[str]:
 
 
 def _listed(facts: PartitionFacts, what: str) -> Mapping[str, Any] | None:
-    """What a klamm controller says about this partition's (or topic's) deletion or reassignment."""
+    """The deletion or reassignment of this partition or its topic in a klamm controller's status."""
     for each in (facts.controller or {}).get(what, {}).get("first", ()):
         if each["topic"] == facts.key.topic and each.get("partition", facts.key.partition) == facts.key.partition:
             found: Mapping[str, Any] = each
@@ -219,7 +219,7 @@ def _listed(facts: PartitionFacts, what: str) -> Mapping[str, Any] | None:
 def _deletion(facts: PartitionFacts) -> Condition:
     said = _listed(facts, "deletions")
     missing = [each for each in facts.view.replicas if outage(facts.view, each, facts.known) is not None]
-    # The topic is gone when the replicas of all of its partitions are.
+    # The topic is deleted once all replicas of all its partitions are.
     elsewhere = [each for each in facts.topic_brokers if each not in facts.known.live and each not in missing]
     why = []
     if said is not None:
@@ -287,7 +287,7 @@ def _offline(facts: PartitionFacts) -> Condition:
 
 
 def _can_lead(facts: PartitionFacts, broker_id: int) -> bool:
-    """Whether the controller would elect this replica: a broker that shuts down is no candidate."""
+    """Whether the controller could elect this replica. A broker that is shutting down is no candidate."""
     return outage(facts.view, broker_id, facts.known) is None and broker_id not in _shutting_down(facts)
 
 
@@ -312,7 +312,7 @@ def _silent_leader(facts: PartitionFacts) -> Iterator[Condition]:
 
 
 def _leaving_leader(facts: PartitionFacts) -> Iterator[Condition]:
-    """A controlled shutdown: a broker asks the controller to move its leaderships before it stops."""
+    """The condition of a leader in controlled shutdown: the broker asks the controller to move its leaderships."""
     view = facts.view
     if view.leader not in _shutting_down(facts):
         return
@@ -375,7 +375,7 @@ def _under_replicated(facts: PartitionFacts) -> Iterator[Condition]:
 
 
 def _catching_up(facts: PartitionFacts, missing: Sequence[int]) -> tuple[Remedy, ...]:
-    """What brings these replicas into the ISR."""
+    """The remedies that bring these replicas into the ISR."""
     up = _up(facts, missing)
     remedies = list(_starts(facts, missing))
     if up and _throttle_lines(facts):
@@ -455,9 +455,9 @@ def _reassignment(facts: PartitionFacts) -> Condition:
 
 
 def cancel_command(key: TopicPartition, view: PartitionView, reach: Sequence[str]) -> str:
-    """The calls that cancel one partition's reassignment: a plan that names it, and the cancellation of that plan.
+    """The calls that cancel one partition's reassignment: a plan that names the partition, and its cancellation.
 
-    Throttles stay: they may be another reassignment's, and those of a dead broker cannot be removed.
+    Throttles stay: they may belong to another reassignment, and those of a dead broker cannot be removed.
     """
     if not is_legal_topic_name(key.topic):
         return ""
@@ -488,7 +488,7 @@ def controller_command(verb: str, reach: Sequence[str]) -> str:
 
 
 def elect_preferred_command(key: TopicPartition, reach: Sequence[str]) -> str:
-    """The call that elects a partition's preferred leader; empty for a name that no topic can have."""
+    """The call that elects a partition's preferred leader; empty for an invalid topic name."""
     if not is_legal_topic_name(key.topic):
         return ""
     call = ("klamm", "elect", "preferred", "--topic", key.topic, "--partition", str(key.partition), *reach)
@@ -524,7 +524,7 @@ def _replica(facts: PartitionFacts, broker_id: int) -> ReplicaAnswer:
 
 
 def _absence(facts: PartitionFacts, broker_id: int) -> str:
-    """Why a replica does not lead, or is not in sync."""
+    """Why a replica does not lead or is not in sync."""
     in_isr = " (it is in the ISR)" if broker_id in facts.view.isr else ""
     why = outage(facts.view, broker_id, facts.known)
     if why is not None:
@@ -541,7 +541,7 @@ def _absence(facts: PartitionFacts, broker_id: int) -> str:
 
 
 def _starts(facts: PartitionFacts, missing: Sequence[int], praise: str = "") -> tuple[Remedy, ...]:
-    """What brings these replicas back, as far as their brokers or disks have failed."""
+    """The remedies for replicas whose broker or disk has failed."""
     remedies = []
     down = [each for each in missing if each not in facts.known.live]
     of_isr = [each for each in down if each in facts.view.isr]
@@ -585,5 +585,5 @@ def _setting_text(facts: PartitionFacts, name: str, meaning: str) -> str:
 
 
 def _command(facts: PartitionFacts, *words: str) -> str:
-    """A call about this topic."""
+    """A klamm command for this topic; empty for an invalid topic name."""
     return shlex.join(("klamm", *words, *facts.reach)) if is_legal_topic_name(facts.key.topic) else ""

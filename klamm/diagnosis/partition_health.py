@@ -1,12 +1,12 @@
-"""What is wrong with a partition, by Kafka's definitions: the one place that decides it. Pure functions of a view.
+"""Decides which partitions are unhealthy, by Kafka's definitions. All other modules use these pure functions.
 
-`Predicate` is the list of them, with the option of kafka-topics that each answers to.
+`Predicate` lists them, each with its option of kafka-topics.
 
 What must stay true:
-- As in Kafka, the replicas that a reassignment adds do not count as missing, and stand in for those that it removes.
-  Unlike in Kafka, they stand in for no others: a replica that has failed shows.
-- A partition without a live leader is unavailable whatever its ISR is. Sources that call such a partition
-  under-replicated too, as kafka-topics does, ask for nothing else.
+- As in Kafka, adding replicas do not count as missing, and in-sync adding replicas replace removing ones. Unlike in
+  Kafka, they replace no other replicas, so a failed replica shows.
+- A partition without a live leader is unavailable whatever its ISR is. Callers that also call such a partition
+  under-replicated, as kafka-topics does, use `is_under_replicated` alone.
 """
 
 from collections.abc import Callable, Container
@@ -21,12 +21,12 @@ UNCLEAN: Final = "unclean.leader.election.enable"
 
 
 def is_unavailable(partition: PartitionView, live: Container[int]) -> bool:
-    """Whether the partition has no leader, or one that is not among the `live` brokers."""
+    """Whether the partition has no leader, or its leader is not among the `live` brokers."""
     return partition.leader not in live
 
 
 def out_of_sync(partition: PartitionView) -> list[int]:
-    """The replicas that the ISR lacks."""
+    """The replicas that are missing in the ISR."""
     missing = [each for each in partition.origin if each not in partition.isr]
     if missing and partition.removing:
         in_sync = set(partition.isr).intersection(partition.replicas)
@@ -40,7 +40,7 @@ def is_under_replicated(partition: PartitionView) -> bool:
 
 
 def is_under_min_isr(partition: PartitionView, min_insync_replicas: int | None) -> bool:
-    """Whether producers with acks=all are refused, as far as is known: None is an unknown min.insync.replicas."""
+    """Whether producers with acks=all are known to be refused. None is an unknown min.insync.replicas."""
     if partition.leader == NO_LEADER:
         return True
     return min_insync_replicas is not None and len(partition.isr) < min_insync_replicas
@@ -61,12 +61,12 @@ def is_well(partition: PartitionView, live: Container[int], min_insync_replicas:
 
 
 def is_off_preferred(partition: PartitionView) -> bool:
-    """Whether another replica leads than the first one."""
+    """Whether the leader is not the preferred leader."""
     return partition.leader != NO_LEADER and bool(partition.replicas) and partition.leader != partition.replicas[0]
 
 
 class ReplicaState(IntEnum):
-    """A replica as the cockpit's map has it. The first that applies counts, in the order of the lines."""
+    """A replica's state in the cockpit's map. If several apply, the first in the order of the lines counts."""
 
     NONE = 0
     OFFLINE = 4
@@ -96,17 +96,17 @@ def replica_state(partition: PartitionView, broker_id: int, live: Container[int]
 
 
 def is_short(partition: PartitionView, live: Container[int]) -> bool:
-    """Whether a partition with a live leader is under-replicated; one without counts as unavailable alone."""
+    """Whether a partition with a live leader is under-replicated. Without a live leader it is only unavailable."""
     return not is_unavailable(partition, live) and is_under_replicated(partition)
 
 
 class Predicate(Enum):
-    """What can be so of a partition. `option` is that of kafka-topics, "" where klamm's own tools alone ask for it.
+    """A condition of a partition. `option` is that of kafka-topics, or "" for a predicate that only klamm's tools use.
 
     `holds` takes the partition, the live brokers, and min.insync.replicas (None if that is unknown).
     """
 
-    # In comments the metrics, of the controller or of the leader's broker, that count the same.
+    # The comments name the metrics of the controller or of the leader's broker that count the same.
     UNDER_REPLICATED = (  # UnderReplicatedPartitions
         "--under-replicated-partitions",
         lambda partition, live, minimum: is_under_replicated(partition),

@@ -1,4 +1,4 @@
-"""All partitions that are not as they should be, grouped by what is wrong with them: for the view Why. Pure."""
+"""All unhealthy partitions, grouped by their problem, for the cockpit's view Why. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ MOST_GROUPS: Final = 30
 
 @dataclass(slots=True)
 class Group:
-    """Partitions of which the same is to be said. `first` are the first ones, by topic and number."""
+    """Partitions with the same problem. `first` are the first of them, by topic and number."""
 
     row: Row
     why: str
@@ -52,7 +52,7 @@ def problem_groups(topics: Iterable[tuple[str, Mapping[int, PartitionView]]], li
 
 
 def _why(partition: PartitionView, live: Collection[int]) -> str:
-    """Which replicas are not as they should be, in one line."""
+    """The unhealthy replicas, in one line."""
     states: dict[ReplicaState, list[int]] = {each: [] for each in ReplicaState}
     for broker_id in sorted(partition.replicas):
         states[replica_state(partition, broker_id, live)].append(broker_id)

@@ -1,6 +1,6 @@
 """Why a partition is not healthy, in words. Pure.
 
-A reason names the broker and what an operator can find out or do about it. A healthy partition has no reason.
+A reason names the broker, and what an operator can check or do. A healthy partition has no reasons.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,17 +20,17 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER
 
 LogEnds = Mapping[int, int | KafkaError]
-"""Where the log of each replica that was asked ends, by broker, or why that is not known."""
+"""The log end offset of each replica that was asked, by broker, or why it is unknown."""
 
-# The most partitions that a reason names.
+# A reason names at most this many partitions.
 NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known about a partition besides its state. `live` are the live brokers, `deletion_waits_for` says what a
-    deletion of the topic waits for. `broken` are the live brokers that have a log directory which is offline, None
-    where they were not asked."""
+    """The known facts about a partition besides its state. `live` are the live brokers; `deletion_waits_for` says what
+    a deletion of the topic waits for. `broken` are the live brokers with an offline log directory, None if the brokers
+    were not asked."""
 
     live: AbstractSet[int]
     log_ends: LogEnds = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Circumstances:
 
 
 def replicas_to_ask(partition: PartitionView, live: AbstractSet[int]) -> list[int]:
-    """The replicas whose log ends say how far a partition that is not healthy is from healthy."""
+    """The replicas whose log ends tell how far an unhealthy partition is from healthy."""
     if is_unavailable(partition, live):
         return []
     return [
@@ -58,8 +58,7 @@ def explained(
     *,
     about_preferred: bool = False,
 ) -> TopicDescription:
-    """The topic with the reasons of these partitions; `log_ends` are those of each partition whose replicas were
-    asked."""
+    """The topic with the reasons of these partitions. `log_ends` has each partition whose replicas were asked."""
     found = {}
     waits_for = tuple(_deletion_waits_for(topic, live)) if topic.marked_for_deletion else ()
     for number in numbers:
@@ -77,7 +76,7 @@ def explained(
 
 
 def reasons(partition: PartitionView, known: Circumstances, *, about_preferred: bool = False) -> list[str]:
-    """Why this partition is not healthy; with `about_preferred` also why another replica leads than the first one."""
+    """Why this partition is not healthy; with `about_preferred` also why the preferred leader does not lead."""
     if known.marked_for_deletion:
         copying = [each for each in partition.target if partition.is_reassigning and each not in partition.isr]
         of_copies = (absence(partition, each, known) for each in copying)
@@ -137,10 +136,10 @@ def absence(partition: PartitionView, broker_id: int, known: Circumstances) -> s
 
 
 def outage(partition: PartitionView, broker_id: int, known: Circumstances) -> str | None:
-    """Why a replica cannot serve, if its broker or its log directory has failed.
+    """Why a replica cannot serve because its broker or log directory has failed, or None.
 
-    Brokers also name a replica offline that was so when the controller told them last, as the replica of a broker that
-    has come back.
+    Brokers also list replicas that were offline in the controller's last update, such as those of a broker that has
+    come back since.
     """
     if broker_id not in known.live:
         return f"broker {broker_id} is not live"
@@ -162,13 +161,13 @@ def outage(partition: PartitionView, broker_id: int, known: Circumstances) -> st
 
 
 def election_due(able: Sequence[int]) -> str:
-    """That these replicas of the ISR can lead."""
+    """The sentence that these replicas of the ISR can lead."""
     return f"{brokers_text(able)} of the ISR can lead, and the controller has not elected a leader yet"
 
 
 def none_of_isr(partition: PartitionView) -> str:
-    """That no replica of the ISR can lead."""
-    # Kafka 4 takes also the last replica out of the ISR when it fails, and keeps it as an eligible leader replica.
+    """The sentence that no replica of the ISR can lead."""
+    # Kafka 4 also removes the last replica from the ISR when it fails, and keeps it as an eligible leader replica.
     return f"no replica of the ISR ({brokers_text(partition.isr)}) can lead" if partition.isr else "the ISR is empty"
 
 

@@ -1,9 +1,9 @@
-"""What `klamm topics describe` shows: topics and partitions as values, as Kafka's lines, and the filters. Pure.
+"""The output of `klamm topics describe`: topics and partitions as values and as Kafka's lines, and the filters. Pure.
 
-The lines are those of kafka-topics 2.8.2, character for character, while a partition is healthy. The reasons of a
-partition that is not stand in one more column at the end of its line.
+The line of a healthy partition is that of kafka-topics 2.8.2, character for character. The line of an unhealthy
+partition has one more column at its end, with the reasons.
 
-As in Kafka, the replicas that a reassignment adds count neither in the replication factor nor as missing in the ISR.
+As in Kafka, adding replicas neither count in the replication factor nor as missing in the ISR.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,10 +20,10 @@ from klamm.protocol.vocabulary import NO_LEADER, encode_topic_id
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic; `configs` are those that differ from the default.
+    """A topic. `configs` are the configs that differ from the default.
 
     `min_insync_replicas` and `unclean` (unclean.leader.election.enable) are None when the source does not tell.
-    `reasons` says of each partition that is not healthy why.
+    `reasons` has the reasons of each unhealthy partition.
     """
 
     name: str
@@ -37,12 +37,12 @@ class TopicDescription:
 
     @property
     def replication_factor(self) -> int:
-        """That of the first partition."""
+        """The replication factor of the first partition."""
         return len(next(iter(self.partitions.values())).origin) if self.partitions else 0
 
 
 def chosen(topic: TopicDescription, filters: Iterable[Predicate], live: AbstractSet[int]) -> dict[int, PartitionView]:
-    """The partitions that one of these filters chooses."""
+    """The partitions that match one of these filters."""
     wanted = list(filters)
     return {
         number: partition

@@ -1,15 +1,15 @@
-"""The agent of one server: it obeys the cluster's owner, and reports what the faults strike.
+"""The agent of one server: obeys the cluster's owner, and reports strikes of faults.
 
-The parts of the server that can do harm register with it, before it connects:
+The parts of the server that carry out faults and actions register with the agent before it connects:
 
     agent.installs(NetworkCut, network.cut)          # (fault, tally) -> the function that ends the fault
     agent.performs(ExpireSession, sessions.expire)   # async (action) -> a JSON value
 
 What must stay true:
-- `connect` returns when the faults that are active in the cluster hold in this server, too.
-- A command that fails is answered with a sentence, and the agent serves on. A fault of the program in a command is
-  logged and answered; it does not stop the server.
-- An owner that does not read costs a bounded amount of memory: events are then thrown away, and their number is told.
+- `connect` returns when the cluster's active faults hold in this server, too.
+- A failed command is answered with a sentence, and the agent continues. A programming error in a command is logged and
+  answered; it does not stop the server.
+- The memory for an owner that does not read is bounded: further events are dropped, and their number is reported.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ End = Callable[[], None]
 """Ends an installed fault."""
 
 CONNECT_TIMEOUT_S = 30.0
-# The unread bytes from which on events are thrown away.
+# With more unread bytes, events are dropped.
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class Agent:
     """The agent of `server`. `directory` holds the control's socket and the counts that servers share.
 
-    `addresses`: the servers of the cluster by the addresses on which they listen.
+    `addresses` has the servers of the cluster by their listener addresses.
     """
 
     def __init__(self, server: Server, directory: str) -> None:
@@ -82,7 +82,7 @@ class Agent:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Dials the owner; returns when the active faults are installed. Raises FaultError."""
+        """Connects to the owner. Returns when the active faults are installed. Raises FaultError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 with socket_path(self._directory) as path:
@@ -96,7 +96,7 @@ class Agent:
             raise FaultError(f"the owner of {self._directory} has closed the connection")
 
     async def close(self) -> None:
-        """Tells the last counts and ends the connection. Idempotent."""
+        """Reports the last counts and ends the connection. Idempotent."""
         for task in list(self._tasks):
             task.cancel()
         for _, tally in self._installed.values():
@@ -121,7 +121,7 @@ class Agent:
             self._begun.set()
 
     def _obey_line(self, line: bytes) -> None:
-        """Raises ValueError for a line that is no command."""
+        """Raises ValueError for a line that is not a command."""
         command = json.loads(line)
         if not isinstance(command, dict) or not isinstance(command.get("id"), int):
             raise ValueError(f"not a command: {line[:80]!r}")
@@ -156,7 +156,7 @@ class Agent:
         return counts
 
     def _remove_fault(self, number: int) -> Json:
-        """Ends a fault and returns its last counts, None if this server does not have it."""
+        """Ends a fault and returns its last counts, or None if this server does not have it."""
         if number not in self._installed:
             return None
         end, tally = self._installed.pop(number)

@@ -1,7 +1,7 @@
-"""Answers that go wrong: an error, a delay, silence, or a closed connection, for requests that a fault selects.
+"""Answers that go wrong: an error, a delay, silence or a closed connection, for requests that a fault selects.
 
-The dispatcher finds how an API is served in a table of rows. While a fault concerns an API, this module puts a row of
-its own in the place of the broker's; otherwise the table is the broker's own, and a request costs nothing more.
+The dispatcher has a table with a row for each API. While a fault concerns an API, this module replaces the API's row;
+otherwise the table is the broker's own, and requests cost nothing more.
 
 | the fault  | before the effect                           | after the effect                                       |
 |------------|---------------------------------------------|--------------------------------------------------------|
@@ -14,13 +14,14 @@ its own in the place of the broker's; otherwise the table is the broker's own, a
 |            | closes when the fault ends                  |                                                        |
 | disconnect | the connection closes; no effect            | the connection closes instead of the answer            |
 
-When several faults could strike one request, all delays strike: they add up. Among the others the oldest strikes; if it
-is an error of some items, younger errors strike the items that are left.
+When several faults could strike one request, all delays strike and add up. The oldest of the other faults strikes. If
+it is an error of some items, younger errors strike the remaining items.
 
 What must stay true:
-- A produce that waits before its effect keeps its place: no later produce of its connection overtakes it.
-- Where a fault selects some items of a request, the others are served, and the answer is what Kafka would answer if
-  only these items had failed.
+- A Produce request that waits before its effect keeps its place: no later Produce request of its connection overtakes
+  it.
+- If a fault selects some items of a request, the others are served, and the answer is that of Kafka when only the
+  selected items fail.
 - `close` ends all waiting, so that a server under faults stops as fast as any other.
 - No step grows with the number of items in a request.
 """
@@ -67,7 +68,7 @@ from klamm.replication.replica_manager import ReplicaManager, Wanted
 
 KINDS = (FailAnswers, DelayAnswers, DropAnswers, DisconnectClients)
 
-# The errors of Fetch that concern the whole request. Kafka puts all others into the partitions.
+# The errors of Fetch that concern the whole request. Kafka returns all other errors by partition.
 _OF_FETCH_SESSIONS = (
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
@@ -77,8 +78,8 @@ _OF_FETCH_SESSIONS = (
 
 @dataclass(eq=False)
 class _Active:
-    """An installed fault. `held`: what ends the waits of the requests that it delays. `silent`: the connections with a
-    request that it leaves without an answer."""
+    """An installed fault. Completing the futures in `held` ends the waits of delayed requests. `silent` are the
+    connections with a request that gets no answer."""
 
     fault: AnswerFault
     tally: Tally
@@ -87,7 +88,7 @@ class _Active:
     is_over: bool = False
 
     def is_called_by(self, request: Request[Any]) -> Steps[bool]:
-        """Whether the request is one of those that the fault is asked about."""
+        """Whether the request is a call for this fault."""
         fault, key, body = self.fault, request.api.key, request.body
         if request.client_id != fault.client_id and (fault.client_id is not None or request.client_id == CLIENT_ID):
             return False
@@ -95,14 +96,14 @@ class _Active:
             return False
         if fault.transactional_id is not None and fault.transactional_id not in transactional_ids_of(key, body):
             return False
-        # An error that belongs to items cannot strike a request without any.
+        # An error of items cannot strike a request without items.
         needs_item = isinstance(fault, FailAnswers) and (key is ApiKey.FETCH or key in ONE_BY_ONE)
         if fault.topic is None and fault.partition is None and not needs_item:
             return True
         return (yield from _names_item(request, self.selects))
 
     def is_due(self) -> bool:
-        """Counts a call; returns whether the fault strikes it if nothing else does."""
+        """Counts a call; returns whether the fault strikes it unless an older fault does."""
         self.tally.asked()
         fault = self.fault
         if not fault.on_call and fault.probability is None:
@@ -113,7 +114,7 @@ class _Active:
         return fault.probability is None or _chance(fault.seed, call) < fault.probability
 
     def strikes(self, request: Request[Any]) -> bool:
-        """Counts a strike, if there is one left."""
+        """Counts a strike, if one is left, and returns whether there was one."""
         if self.fault.times is not None and self.tally.turns("strikes").take() > self.fault.times:
             return False
         names = ("topic", "partition", "group", "transactional_id")
@@ -128,7 +129,7 @@ class _Active:
         )
 
     def end(self) -> None:
-        """The fault strikes no more and ends all waits."""
+        """Ends all waits and all strikes of the fault."""
         self.is_over = True
         for waiting in self.held:
             _wake(waiting)
@@ -138,7 +139,7 @@ class _Active:
 
 @dataclass(frozen=True, slots=True)
 class _Strike:
-    """A fault that strikes a request, or the items that `selects` says."""
+    """A fault that strikes a request, or the items that `selects` accepts."""
 
     active: _Active
     selects: Selects
@@ -158,8 +159,8 @@ class _Strike:
 
 
 class Answers:
-    """The faults of one broker's answers. `register` before the agent connects, `serve` when the broker has its
-    dispatcher."""
+    """The faults of one broker's answers. Call `register` before the agent connects, and `serve` when the broker has
+    its dispatcher."""
 
     def __init__(self) -> None:
         self._active: dict[ApiKey, list[_Active]] = {}
@@ -168,12 +169,12 @@ class Answers:
         self._is_closed = False
 
     def register(self, agent: Agent) -> None:
-        """Has the agent install these faults here."""
+        """Registers these faults with the agent."""
         for kind in KINDS:
             agent.installs(kind, self.install)
 
     def serve(self, dispatcher: Dispatcher) -> None:
-        """The faults hold for this dispatcher's requests from now on."""
+        """Applies the faults to this dispatcher's requests from now on."""
         self._dispatcher = dispatcher
         for key in self._active:
             self._replace_row(key)
@@ -195,7 +196,7 @@ class Answers:
         return end
 
     def close(self) -> None:
-        """Ends all waiting: delayed requests continue, connections that are silent close, and no fault strikes again.
+        """Ends all waiting: delayed requests continue, silent connections close, and no fault strikes again.
         Idempotent."""
         self._is_closed = True
         for actives in self._active.values():
@@ -219,7 +220,7 @@ class Answers:
 
 
 def _strikes(actives: Sequence[_Active], request: Request[Any]) -> Steps[list[_Strike]]:
-    """What strikes the request, oldest first. The request is a call for each fault that selects it."""
+    """The faults that strike the request, oldest first. The request is a call for each fault that selects it."""
     strikes: list[_Strike] = []
     decisive: list[_Strike] = []
     for active in tuple(actives):
@@ -237,7 +238,7 @@ def _strikes(actives: Sequence[_Active], request: Request[Any]) -> Steps[list[_S
 
 
 def _not_struck(active: _Active, older: Sequence[_Strike]) -> Selects:
-    """Selects the items of the fault that no older one strikes."""
+    """Selects the items of the fault that no older fault strikes."""
     if not older:
         return active.selects
     return lambda topic, partition: (
@@ -246,7 +247,7 @@ def _not_struck(active: _Active, older: Sequence[_Strike]) -> Selects:
 
 
 def _leave_items(older: Sequence[_Strike], strike: _Strike, request: Request[Any]) -> Steps[bool]:
-    """Whether all of these strikes are errors of items, and the older ones leave an item to this one."""
+    """Whether all of these strikes are errors of items, and the older strikes leave an item to this strike."""
     if not all(_is_of_items(request, one.fault) for one in (*older, strike)):
         return False
     return (yield from _names_item(request, strike.selects))
@@ -258,7 +259,7 @@ async def _handle_later(api: Api, request: Request[Any], finding: Awaitable[list
 
 
 async def _struck(api: Api, request: Request[Any], strikes: list[_Strike]) -> Any:
-    """The dispatcher lets no later produce of the connection start before this coroutine ends."""
+    """The dispatcher starts no later Produce request of the connection before this coroutine ends."""
     before = [strike for strike in strikes if not strike.fault.after]
     after = [strike for strike in strikes if strike.fault.after]
     await _wait(before)
@@ -286,7 +287,7 @@ async def _strike_after(api: Api, request: Request[Any], result: Any, after: lis
     for strike in after:
         if isinstance(strike.fault, DropAnswers | DisconnectClients):
             return _without_answer(strike, request)
-    # A fetch that is not failed as a whole has its errors from its reads.
+    # If a fetch does not fail as a whole, its reads have added the errors already.
     if api.key is not ApiKey.FETCH or not all(_is_of_items(request, one.fault) for one in _failures(after)):
         for strike in _failures(after):
             result = await _failed_after(api, request, strike, result)
@@ -303,7 +304,7 @@ def _without_answer(strike: _Strike, request: Request[Any]) -> AnswerOnly[Any]:
 
 
 async def _be_silent(active: _Active, connection: ServerConnection) -> None:
-    """Lasts as long as the connection, and no longer than the fault: the task is cancelled with the connection."""
+    """Lasts until the connection or the fault ends: the connection's end cancels the task."""
     if active.is_over:
         raise InvalidRequest("fault: an answer was dropped")
     active.silent[connection] = None
@@ -314,7 +315,7 @@ async def _be_silent(active: _Active, connection: ServerConnection) -> None:
 
 
 async def _wait(struck: Sequence[_Strike]) -> None:
-    """Waits for all delays; less if their fault is removed."""
+    """Waits for all delays. Removing a fault ends its delay."""
     for strike in struck:
         if isinstance(strike.fault, DelayAnswers) and not strike.active.is_over:
             await _pause(strike.active, strike.fault.delay_ms)
@@ -338,7 +339,7 @@ def _wake(waiting: "asyncio.Future[None]") -> None:
 
 
 def _chance(seed: int, call: int) -> float:
-    """A number from 0 to below 1, the same for the same seed and call wherever it is drawn."""
+    """A number in [0, 1), which is the same on all servers for the same seed and call."""
     return int.from_bytes(blake2b(f"{seed}:{call}".encode(), digest_size=6).digest()) / 2**48
 
 
@@ -350,7 +351,7 @@ def _failures(strikes: Sequence[_Strike]) -> list[_Strike]:
 
 
 def _is_of_items(request: Request[Any], fault: AnswerFault) -> bool:
-    """Whether the fault is an error that stands in items of the answer; otherwise it concerns the whole request."""
+    """Whether the fault is an error of items of the answer; otherwise it concerns the whole request."""
     if not isinstance(fault, FailAnswers):
         return False
     if request.api.key is ApiKey.FETCH:
@@ -359,7 +360,7 @@ def _is_of_items(request: Request[Any], fault: AnswerFault) -> bool:
 
 
 async def _failed_before(api: Api, request: Request[Any], failures: Sequence[_Strike]) -> Any:
-    """The result of a request whose selected items are not served. May be an AnswerOnly, as a handler's."""
+    """The result of a request whose selected items are not served. May be an AnswerOnly, like a handler's."""
     refused: list[tuple[_Strike, Request[Any]]] = []
     marks = [strike for strike in failures if _is_marked(request, strike.failure)]
     served = request
@@ -393,7 +394,7 @@ async def _failed_before(api: Api, request: Request[Any], failures: Sequence[_St
 
 
 def _without_topics(request: Request[Any]) -> Request[Any]:
-    """A request of Metadata that names no topic. Kafka's answers name the brokers, whatever becomes of the topics."""
+    """A Metadata request without topics: Kafka's answer has the brokers even if all topics fail."""
     body = copy(request.body)
     body.topics = []
     # In version 0 an empty list stands for all topics.
@@ -437,8 +438,8 @@ async def _with_failures(api: Api, selected: Request[Any], strike: _Strike, resu
 
 
 def _is_marked(request: Request[Any], fault: FailAnswers) -> bool:
-    """Whether the error is written into the answer of a request that changes nothing, because the request cannot be
-    split: it does not name the items, or names them less finely than its answer."""
+    """Whether the error is written into the answer because the request cannot be split: the request does not name the
+    items, or names them less finely than its answer. Such requests change nothing."""
     key = request.api.key
     if key is ApiKey.OFFSET_FETCH:
         return fault.topic is not None or fault.partition is not None
@@ -447,11 +448,11 @@ def _is_marked(request: Request[Any], fault: FailAnswers) -> bool:
     )
 
 
-# -- Fetch: its partitions are those of its session -------------------------------------------------------------------
+# -- Fetch: the session has the partitions ----------------------------------------------------------------------------
 
 
 def _names_item(request: Request[Any], selects: Selects) -> Steps[bool]:
-    """Whether the request is about an item that is selected."""
+    """Whether the request is about a selected item."""
     if request.api.key is not ApiKey.FETCH:
         return (yield from names_item(request.api.key, request.version, request.body, selects))
     slices = Slices(CHEAP_SLICE)
@@ -464,8 +465,8 @@ def _names_item(request: Request[Any], selects: Selects) -> Steps[bool]:
 
 
 def _fetched(request: Request[Any]) -> Steps[Sequence[PartitionKey]]:
-    """The partitions of a fetch request: those that it names, and those that its session has. None if the session does
-    not exist: the request is then refused as a whole."""
+    """The partitions of a fetch request: those that it names, and those of its session. Empty if the session does not
+    exist: the request is then refused as a whole."""
     body = request.body
     named = yield from named_partitions((topic.topic, map(_number_of, topic.partitions)) for topic in body.topics)
     if body.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
@@ -495,7 +496,7 @@ def _without(partitions: Sequence[PartitionKey], forgotten: Collection[Partition
 
 
 class _FailingReads:
-    """A ReplicaManager whose reads of some partitions fail, so that the fetch session learns of the errors."""
+    """A ReplicaManager whose reads of some partitions fail, so that the fetch session has the errors."""
 
     def __init__(self, manager: ReplicaManager, strikes: Sequence[_Strike]) -> None:
         self._manager = manager
@@ -513,7 +514,7 @@ class _FailingReads:
                 failing[index] = strike
             if strike is None or strike.fault.after:
                 served.append((topic, want))
-        # A partition with an error ends the wait, as in Kafka.
+        # As in Kafka, a partition with an error ends the wait.
         results = iter(await self._manager.fetch(served, max_wait_ms=0 if failing else max_wait_ms, **options))
         answers = []
         async for index, (_, want) in each(enumerate(wanted), CHEAP_SLICE):
@@ -544,7 +545,7 @@ async def _settled(result: Any) -> Any:
 
 
 async def _final(result: Any) -> Any:
-    """The answer, once all waiting is over."""
+    """The answer, after all waiting."""
     while isinstance(result, AnswerOnly):
         result = await result.answer()
     return result

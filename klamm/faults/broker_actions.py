@@ -1,6 +1,7 @@
-"""What a broker does at its owner's command: end its session, elect, rebalance, abort, damage a log.
+"""The actions of a broker at its owner's command: ending its session, elections, rebalances, aborts, damage to a log.
 
-What must stay true: a broker that is not the one that can carry out an action raises Elsewhere, and has done nothing.
+What must stay true: a broker that cannot carry out an action because another broker must raises Elsewhere, and has done
+nothing.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 POLL_S = 0.01
 SESSION_TIMEOUT_S = 30.0
-# The first broker of a new cluster may be alone for a moment.
+# The first broker of a new cluster is alone for a moment.
 ELECTION_TIMEOUT_S = 20.0
 _ELSEWHERE = (
     ErrorCode.NOT_COORDINATOR,
@@ -66,7 +67,7 @@ class BrokerActions:
         agent.performs(CorruptBatch, self._corrupt)
 
     def assembled(self, broker: Broker, parts: BrokerParts) -> None:
-        """The broker has its parts."""
+        """Takes the broker once it has its parts."""
         self._broker = broker
         add_flows(parts.controller)
 
@@ -84,14 +85,14 @@ class BrokerActions:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     async def _expire_session(self, action: ExpireSession) -> Json:
-        """Takes the session over in another connection, as its id and password allow, and closes it there."""
+        """Takes over the session in another connection by its id and password, and closes it there."""
         client = self._started.zookeeper.store.client
         session = client.session_id, client.session_password
         try:
             async with asyncio.timeout(SESSION_TIMEOUT_S):
                 while client.state is not State.EXPIRED:
                     await self._close_session(session)
-                    # The broker's own connection may have taken the session back meanwhile.
+                    # The broker's own connection may have taken back the session.
                     await _until(lambda: client.state is State.EXPIRED, 1.0)
         except TimeoutError:
             raise FaultError(
@@ -175,7 +176,7 @@ class BrokerActions:
         if partition is None:
             raise FaultError(f"broker {broker_id} has no replica of {name}")
         directory = f"{partition.log.log_directory.path}/{name}"
-        # Not the broker's own file system, which may be slow or fail.
+        # Not the broker's own file system, which may be under faults.
         damage = await self._environment.run_blocking(corrupt_batch, SystemFileSystem(), directory, action.offset)
         return {"broker": broker_id, **damage}
 

@@ -1,7 +1,7 @@
-"""Keeps the history of a cluster complete: what ZooKeeper holds, and what the servers have reported.
+"""Adds ZooKeeper's changes to the history of a cluster, and completes the history before it is read.
 
-The history itself is the control's (`Control.history`); the control adds the faults and what servers report. Changes of
-the servers' processes are added by their owner, with `process_entry`.
+The control has the history (`Control.history`), and adds the faults and the servers' reports. The owner of the servers'
+processes adds their changes with `process_entry`.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from klamm.faults.metadata_changes import MetadataChanges
 from klamm.faults.wire import FaultError
 from klamm.znodes.watch import Znode, ZnodeWatch
 
-# For so long `catch_up` waits for servers that do not answer.
+# How long `catch_up` waits for servers that do not answer.
 CATCH_UP_TIMEOUT_S = 2.0
 
 
 class Chronicle:
-    """All methods belong to the loop of `control`."""
+    """Call all methods on the loop of `control`."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Chronicle:
         session_timeout_ms: int,
         seen: Callable[[Znode], None] = lambda znode: None,
     ) -> None:
-        """`seen` is called for each version of a znode of the cluster's state, too."""
+        """`seen` is also called for each version of a znode of the cluster's state."""
         self._control = control
         changes = MetadataChanges(control.history.add)
 
@@ -41,13 +41,13 @@ class Chronicle:
         self._watch = ZnodeWatch(environment, zookeeper, session_timeout_ms, noted)
 
     async def start(self) -> None:
-        """From now on the history has what ZooKeeper holds, and each change of that. Raises ZooKeeperError."""
+        """Adds ZooKeeper's current state to the history, and from now on each change. Raises ZooKeeperError."""
         await self._watch.start()
 
     async def catch_up(self) -> History:
         """The history, with everything that any client could see before this call.
 
-        What a server does not report because it is paused, or ZooKeeper because it is stopped, is missing.
+        Reports of paused servers are missing, and so are ZooKeeper's changes while it is stopped.
         """
         with contextlib.suppress(TimeoutError, FaultError):
             async with asyncio.timeout(CATCH_UP_TIMEOUT_S):

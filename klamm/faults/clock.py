@@ -1,6 +1,6 @@
-"""The wall clock of a broker under faults: shifted, or drifting.
+"""The wall clock of a broker under faults: shifted or drifting.
 
-Several faults add up. The end of a fault sets the clock back at once, as an operator would.
+Several faults add up. The end of a fault corrects the clock at once, as an operator would.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ class FaultyClock:
 
     def __init__(self, true_ms: Callable[[], int]) -> None:
         self._true_ms = true_ms
-        # Each fault, with the true time at which it began.
+        # Each fault, and the true time at which it began.
         self._shifts: list[tuple[ShiftClock, int]] = []
 
     def install(self, fault: ShiftClock, tally: Tally) -> Callable[[], None]:
-        """Begins a fault; the result ends it."""
+        """Begins a fault; returns a function that ends it."""
         shift = (fault, tally.first("began_ms", self._true_ms()))
         self._shifts.append(shift)
         tally.struck(now_ms=self.now_ms())
@@ -29,7 +29,7 @@ class FaultyClock:
         self._shifts = [other for other in self._shifts if other is not shift]
 
     def now_ms(self) -> int:
-        """What the broker takes for the time."""
+        """The time according to the broker's clock."""
         now_ms = self._true_ms()
         if not self._shifts:
             return now_ms

@@ -7,10 +7,10 @@
     await control.remove(number)
 
 What must stay true:
-- A fault that is installed holds in every server that it concerns: those that answer now confirm it, and those that
-  start later get it before they do anything. A paused server obeys when it is resumed.
+- An installed fault holds in every server that it concerns: running servers confirm it, and servers that start later
+  get it before they do anything. A paused server obeys when it is resumed.
 - A server's death ends a wait for its answer.
-- All methods belong to the loop that has called `open`. `faults` and `active` may be read from any thread.
+- Call all methods on the loop that has called `open`. `faults` and `active` may be read from any thread.
 """
 
 import asyncio
@@ -41,27 +41,26 @@ from klamm.faults.tally import wish_path
 from klamm.faults.wire import MAX_LINE_BYTES, Elsewhere, FaultError, socket_path
 
 ANSWER_TIMEOUT_S = 10.0
-# An action waits for the cluster: an election, an expired session.
+# Actions take long: they wait for an election or an expired session.
 ACTION_TIMEOUT_S = 60.0
-# How long a server that is about to be killed or paused is asked for its counts.
+# How long a server has to report its counts before it is killed or paused.
 LAST_COUNTS_TIMEOUT_S = 1.0
-# With more faults than these, the counts of the oldest removed ones are forgotten.
+# With more faults, the counts of the oldest removed faults are forgotten.
 MAX_KNOWN_FAULTS = 10_000
-# How long a server that can perform an action is looked for, and how long after one round the next one begins.
+# How long to look for a server that can perform an action, and the pause between rounds.
 SOMEWHERE_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.05
 
 
 class ServerGone(FaultError):
-    """The server has ended, or is not there, so it answers nothing."""
+    """The server has ended or does not exist, so it does not answer."""
 
 
 @dataclass
 class Installed:
-    """An active fault, and what the servers have counted for it.
+    """An installed fault with the servers' counts, which it keeps after its removal. They are final once it `is_over`.
 
-    `past`: the calls and hits of servers that have ended. A fault that is removed keeps its counts; they are final when
-    it `is_over`.
+    `past` are the calls and hits of servers that have ended.
     """
 
     number: int
@@ -81,9 +80,10 @@ class Installed:
 
 
 class Control:
-    """`directory` is made with mode 0700, for the socket and for what the servers share. `now_ms` is the wall clock.
+    """`directory` is created with mode 0700, for the socket and the files that servers share. `now_ms` is the wall
+    clock.
 
-    `is_paused`: a server that has stopped for the moment and answers later.
+    `is_paused` tells whether a server is paused, so that it answers later.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Control:
                 raise FaultError(f"another cluster runs in {self.directory.parent}")
             for left in self.directory.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-            # The directory keeps other users out from the moment at which the socket exists.
+            # The directory keeps other users out as soon as the socket exists.
             self._listening = await asyncio.start_unix_server(self._serve, path, limit=MAX_LINE_BYTES)
             os.chmod(path, 0o600)
 
@@ -133,15 +133,15 @@ class Control:
 
     @property
     def active(self) -> list[Installed]:
-        """The faults that are installed, oldest first."""
+        """The installed faults, oldest first."""
         return [installed for installed in list(self.faults.values()) if not installed.removed]
 
     async def install(self, fault: Fault, instead_of: int | None = None) -> int:
         """Installs a fault and returns its number.
 
-        The brokers that the fault names must be brokers of the cluster, whether they run or not. The fault
-        `instead_of`, if any, ends; in a server that both concern there is no moment between them. Raises FaultError;
-        then neither of the two holds anywhere.
+        The brokers that the fault names must be brokers of the cluster, whether they run or not. The fault replaces the
+        fault `instead_of`, if any, without a gap in servers that both concern. After a FaultError neither of the two
+        holds anywhere.
         """
         self._check_brokers(fault)
         former = None if instead_of is None else self._installed(instead_of)
@@ -164,7 +164,7 @@ class Control:
         return number
 
     async def remove(self, number: int) -> None:
-        """Ends a fault; returns when no server has it. Idempotent. Raises FaultError for an unknown number."""
+        """Ends a fault. Returns when no server has it. Idempotent. Raises FaultError for an unknown number."""
         installed = self._installed(number)
         if installed.removed:
             return
@@ -184,7 +184,7 @@ class Control:
         await asyncio.gather(*(self.remove(installed.number) for installed in self.active))
 
     async def count(self) -> None:
-        """Brings the counts of all faults up to date: what a server did before this call is counted."""
+        """Updates the counts of all faults with everything that servers did before this call."""
         running = [channel for server, channel in self._channels.items() if not self._is_paused(server)]
         answers = await self._ask_all(running, {"command": "count"})
         for channel, counts in answers.items():
@@ -192,14 +192,15 @@ class Control:
                 self._counted(channel, number, calls, hits)
 
     async def count_if_answered(self) -> None:
-        """As `count`, before servers are killed or paused; one that does not answer soon keeps its counts."""
+        """Like `count`, before servers are killed or paused. A server that does not answer soon keeps its old
+        counts."""
         if self.active:
             with contextlib.suppress(TimeoutError, FaultError):
                 async with asyncio.timeout(LAST_COUNTS_TIMEOUT_S):
                     await self.count()
 
     async def wait_struck(self, number: int, hits: int, timeout_s: float) -> None:
-        """Returns when the fault has struck so often. Raises TimeoutError, or FaultError when the fault is removed."""
+        """Returns when the fault has this many hits. Raises TimeoutError, or FaultError when the fault is removed."""
         installed = self._installed(number)
         async with asyncio.timeout(timeout_s), self._struck:
             await self._struck.wait_for(lambda: installed.hits >= hits or installed.is_over)
@@ -207,8 +208,8 @@ class Control:
             raise FaultError(f"fault {number} was removed after {installed.hits} of {hits} hits: {installed.fault}")
 
     async def perform(self, server: Server | None, action: Action) -> Json:
-        """Has a server carry out an action; returns the result. Without a `server`, the one that can: the controller,
-        for example. Raises FaultError.
+        """Has a server carry out an action; returns the result. Without `server`, a server that can, such as the
+        controller, does it. Raises FaultError.
         """
         self._check_brokers(action)
         if server is None:
@@ -221,13 +222,14 @@ class Control:
         return result
 
     async def performed(self, server: Server, action: Action, result: Json) -> None:
-        """The server has carried out an action, or it was done to what a stopped server has left."""
+        """Adds to the history an action that the server has carried out, or that was done to a stopped server's
+        files."""
         self.history.add(ActionPerformed(server, action, result))
 
     async def _perform_somewhere(self, action: Action) -> Json:
-        """Asks one server after another, again and again: there may be no controller for a while.
+        """Asks one server after another, repeatedly, because there may be no controller for a while.
 
-        The newest controller is asked first. One that was replaced, and is cut off from ZooKeeper, would not answer.
+        The newest controller is asked first: a replaced controller that is cut off from ZooKeeper would not answer.
         """
         deadline_s = asyncio.get_running_loop().time() + SOMEWHERE_TIMEOUT_S
         reason = f"no running server, paused ones apart, can perform {action.kind}"
@@ -245,20 +247,20 @@ class Control:
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def set_addresses(self, addresses: Iterable[tuple[Server, str, int]]) -> None:
-        """Tells all servers on which addresses each of them listens."""
+        """Tells all servers the addresses of each server."""
         self._addresses = list(addresses)
         await self._ask_all(list(self._channels.values()), {"command": "addresses", "of": self._addresses})
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _count_all(self, ended: Installed, answers: "Mapping[_Channel, Json]") -> None:
-        """These servers have ended a fault and answered with its last counts."""
+        """Takes the last counts of a fault from the answers of servers that have ended it."""
         for channel, counts in answers.items():
             if counts is not None:
                 self._counted(channel, ended.number, *counts)
 
     def _forget(self, number: int) -> None:
-        """Removes what the servers shared for a fault, and the counts of very old faults."""
+        """Removes the shared files of a fault, and the counts of very old faults."""
         shutil.rmtree(self._directory_of(number), ignore_errors=True)
         while len(self.faults) > MAX_KNOWN_FAULTS and (oldest := next(iter(self.faults.values()))).removed:
             del self.faults[oldest.number]
@@ -284,9 +286,9 @@ class Control:
         return [channel for server, channel in self._channels.items() if fault.concerns(server)]
 
     async def _ask_all(self, channels: "list[_Channel]", command: Mapping[str, Json]) -> "dict[_Channel, Json]":
-        """Sends a command to these servers at once and returns their answers.
+        """Sends a command to all these servers at once and returns their answers.
 
-        A server that is paused or ends meanwhile has no answer. Raises the first FaultError.
+        A server that is paused, or ends meanwhile, has no answer. Raises the first FaultError.
         """
         asked = [channel.send(command) for channel in channels]
         answers: dict[_Channel, Json] = {}
@@ -307,7 +309,7 @@ class Control:
     # -- the servers' channels ------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One channel, until its server ends. Whatever sends rubbish is disconnected."""
+        """Serves one channel until its server ends. A peer that sends invalid lines is disconnected."""
         channel = _Channel(writer)
         try:
             hello = _parsed(await reader.readline())
@@ -324,7 +326,7 @@ class Control:
             self._ended(channel)
 
     def _welcome(self, channel: "_Channel") -> None:
-        """Gives a server that starts what the others have, and lets it start."""
+        """Sends a starting server the addresses and faults of the other servers, and lets it start."""
         channel.send({"command": "addresses", "of": self._addresses})
         for installed in self.active:
             if installed.fault.concerns(channel.server):
@@ -340,7 +342,7 @@ class Control:
             self.history.add(FaultRefused(number, server, str(error)))
 
     async def _received(self, channel: "_Channel", line: dict[str, Any]) -> None:
-        """Raises ValueError for what no agent sends."""
+        """Raises ValueError for a line that no agent sends."""
         if "event" not in line:
             channel.received(line)
             return
@@ -371,7 +373,7 @@ class Control:
 
     def _counted(self, channel: "_Channel", number: int, calls: int, hits: int) -> None:
         if number in self.faults:
-            # An answer may be looked at later than events that came after it.
+            # An answer may be handled after events that came later.
             counts = self.faults[number].counts
             known_calls, known_hits = counts.get(channel, (0, 0))
             counts[channel] = (max(calls, known_calls), max(hits, known_hits))
@@ -386,7 +388,7 @@ class Control:
 
 
 class _Channel:
-    """The connection of one life of a server."""
+    """The connection of one run of a server."""
 
     server: Server = -1
 
@@ -418,7 +420,7 @@ class _Channel:
         return await self.answered(self.send(command), timeout_s)
 
     def received(self, line: dict[str, Any]) -> None:
-        """Raises ValueError for what is no answer."""
+        """Raises ValueError for a line that is not an answer."""
         if type(line.get("id")) is not int:
             raise ValueError(f"not an answer: {line}")
         answer = self._asked.pop(line["id"], None)

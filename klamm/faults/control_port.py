@@ -7,19 +7,19 @@
 | `GET /v1/faults`                      |                                  | `{"faults": [...]}`, the active ones  |
 | `POST /v1/faults`                     | a fault                          | 201; the fault holds everywhere       |
 | `DELETE /v1/faults`                   |                                  | `{}`; all faults are removed          |
-| `GET /v1/faults/7?hits=1&timeout_ms=` |                                  | the fault; waits for so many hits     |
+| `GET /v1/faults/7?hits=1&timeout_ms=` |                                  | the fault; waits for this many hits   |
 | `DELETE /v1/faults/7`                 |                                  | the fault, with its last counts       |
 | `POST /v1/actions`                    | an action                        | `{"result": ...}`                     |
 | `POST /v1/servers/0/kill`             |                                  | `{}`; also stop, start, pause, resume |
-| `POST /v1/heal`                       |                                  | `{}`; faults go, servers run again    |
+| `POST /v1/heal`                       |                                  | `{}`; ends faults, starts all servers |
 | `GET /v1/history?after=0&timeout_ms=` |                                  | `{"entries": [...], "next": 12}`      |
 
 A fault is answered as `{"id": 7, "fault": {...}, "calls": 3, "hits": 1, "active": true}`, an error as `{"error":
 "sentence"}`. `after` is the `next` of an earlier answer; with `timeout_ms` the answer waits for an entry.
 
 What must stay true:
-- The port is open on 127.0.0.1 only, and every request names the token. A web page cannot use it: requests with an
-  Origin, or for another Host, are refused before the token is looked at.
+- The port listens on 127.0.0.1 only, and every request needs the token. Web pages cannot use it: requests with an
+  Origin, or for another Host, are refused before the token is checked.
 - A body has at most `MAX_BODY_BYTES`. A wait ends after `MAX_WAIT_MS`.
 """
 
@@ -42,7 +42,7 @@ from klamm.net.http import JSON, Answer, HttpServer, Refused, Request
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 64 * 1024
 MAX_WAIT_MS = 50_000
-# In one answer; the next request gets the rest.
+# The maximum in one answer. The next request gets the rest.
 MAX_ENTRIES = 1_000
 
 OPERATIONS = ("kill", "stop", "start", "pause", "resume")
@@ -57,7 +57,7 @@ class Owner(Protocol):
         """The addresses of the cluster, and its servers."""
 
     async def operate(self, server: Server, operation: str) -> None:
-        """Does one of OPERATIONS to a server. Raises FaultError."""
+        """Carries out one of OPERATIONS on a server. Raises FaultError."""
 
     async def heal(self) -> None:
         """Removes all faults, and resumes and starts all servers. Raises FaultError."""
@@ -71,7 +71,7 @@ class _Refused(Exception):
 
 
 class ControlPort(HttpServer):
-    """`bind`, then `start`; `stop` at any time. All methods belong to the loop of `control`."""
+    """Call `bind`, then `start`, and `stop` at any time, all on the loop of `control`."""
 
     def __init__(self, control: Control, chronicle: Chronicle, owner: Owner, token: str, port: int = 0) -> None:
         super().__init__(HOST, port, {}, self._failed, max_body_bytes=MAX_BODY_BYTES)
@@ -79,12 +79,12 @@ class ControlPort(HttpServer):
         self._chronicle = chronicle
         self._owner = owner
         self._token = token.encode()
-        # Two starts at a time would make two processes of one broker.
+        # Two concurrent starts would start two processes of one broker.
         self._starting = asyncio.Lock()
 
     @property
     def url(self) -> str:
-        """Where it listens, once it is bound."""
+        """The port's address, once it is bound."""
         return f"http://{self.host}:{self.port}"
 
     def refused(self, status: int, why: str) -> Answer:

@@ -14,7 +14,7 @@ from klamm.storage.segments.segment import LOG_SUFFIX
 def corrupt_batch(file_system: FileSystem, directory: str, offset: int) -> dict[str, Json]:
     """Flips the bits of the last byte of the batch with this offset, in a partition's directory.
 
-    A batch that is damaged already stays as it is. Raises FaultError.
+    An already damaged batch stays as it is. Raises FaultError.
     """
     partition = posixpath.basename(directory)
     if not file_system.is_directory(directory):

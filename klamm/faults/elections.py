@@ -1,6 +1,6 @@
-"""Events of the controller that only an owner of the cluster can cause: a leader of choice, and the controller's end.
+"""Controller events that only the cluster's owner can cause: a chosen leader, and the controller's resignation.
 
-Both are processed in the controller's queue like any other event, with its own state machine, epochs and requests.
+The controller processes both in its queue like any other event, with its own state machine, epochs and requests.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from klamm.zookeeper.keeper_exceptions import ZooKeeperError
 
 @dataclass(frozen=True, eq=False)
 class LeaderOfChoice(Question[LeaderAndIsr]):
-    """A replica is to be elected."""
+    """Asks the controller to elect a chosen replica."""
 
     state: ClassVar[ControllerState] = ControllerState.MANUAL_LEADER_BALANCE
     wish: Elect
@@ -32,7 +32,7 @@ class LeaderOfChoice(Question[LeaderAndIsr]):
 
 @dataclass(frozen=True, eq=False)
 class Resignation(Question[None]):
-    """The controller is to resign."""
+    """Asks the controller to resign."""
 
     state: ClassVar[ControllerState] = ControllerState.CONTROLLER_CHANGE
 
@@ -52,7 +52,7 @@ def add_flows(controller: KafkaController) -> None:
 
     async def resign(event: Resignation) -> None:
         event.resolve(None)
-        # A controller whose event has failed resigns, and leaves the election to the others for a while.
+        # A controller whose event has failed resigns, and for a while does not stand for election.
         raise ZooKeeperError(message="the owner of the cluster moves the controller")
 
     controller.flows[LeaderOfChoice] = elect
@@ -88,7 +88,7 @@ async def _elect(parts: ControllerParts, wish: Elect) -> LeaderAndIsr:
 
 
 class _ChosenLeader(PartitionStateMachine):
-    """The controller's state machine, with one election: of `leader`."""
+    """The controller's state machine, whose only election is that of `leader`."""
 
     def __init__(self, parts: ControllerParts, leader: int, *, unclean: bool) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What can stand in the history of a cluster: one frozen dataclass for each kind of entry.
+"""The entries of a cluster's history: one frozen dataclass for each kind of entry.
 
 `time_ms` is the wall clock of the cluster's owner when it learned of the entry, so times never contradict the order of
 the history. `str(entry)` is the line that a report prints.
@@ -12,14 +12,14 @@ from klamm.faults.commands import Action, Command, Fault, Json, Server
 
 E = TypeVar("E", bound="ChronicleEntry")
 
-# The entries that servers report, by the names of their events.
+# The kinds of entries that servers report, by the names of their events.
 REPORTED: "dict[str, Callable[..., ChronicleEntry]]" = {}
 KINDS: "dict[str, type[ChronicleEntry]]" = {}
 
 
 @dataclass(frozen=True)
 class ChronicleEntry:
-    """One thing that has happened. `number` counts the entries of a cluster from 1 on."""
+    """An event in the history. `number` counts the entries of a cluster from 1 on."""
 
     kind: ClassVar[str]
     number: int = field(default=0, kw_only=True, compare=False, repr=False)
@@ -38,7 +38,7 @@ def _json(value: Any) -> Json:
 
 
 def _entry(kind: str, *, is_reported: bool = False) -> Callable[[type[E]], type[E]]:
-    """Names a kind of entry. The reported ones are made of the events of servers."""
+    """Names a kind of entry. Reported kinds are made from the events of servers."""
 
     def register(cls: type[E]) -> type[E]:
         cls.kind = kind
@@ -51,7 +51,7 @@ def _entry(kind: str, *, is_reported: bool = False) -> Callable[[type[E]], type[
 
 
 def name_of(server: Server) -> str:
-    """A server in a sentence."""
+    """The name of a server in a sentence."""
     return f"broker {server}" if isinstance(server, int) else "ZooKeeper"
 
 
@@ -114,11 +114,11 @@ class ServerResumed(ChronicleEntry):
         return f"{name_of(self.server)} runs again"
 
 
-# -- what ZooKeeper holds ---------------------------------------------------------------------------------------------
+# -- changes in ZooKeeper ---------------------------------------------------------------------------------------------
 
 
 class MetadataChange(ChronicleEntry):
-    """What `MetadataChanges` makes of the versions of znodes."""
+    """An entry that `MetadataChanges` makes from versions of znodes."""
 
 
 @_entry("broker_registered")
@@ -136,7 +136,7 @@ class BrokerRegistered(MetadataChange):
 @_entry("broker_unregistered")
 @dataclass(frozen=True)
 class BrokerUnregistered(MetadataChange):
-    """A broker's session has ended, so the cluster takes it for dead."""
+    """A broker's session has ended, so the broker counts as dead."""
 
     broker: int
 
@@ -182,7 +182,7 @@ class TopicCreated(MetadataChange):
 @_entry("topic_deleted")
 @dataclass(frozen=True)
 class TopicDeleted(MetadataChange):
-    """ZooKeeper has the topic no longer."""
+    """The topic is deleted from ZooKeeper."""
 
     topic: str
 
@@ -193,10 +193,11 @@ class TopicDeleted(MetadataChange):
 @_entry("leader_elected")
 @dataclass(frozen=True)
 class LeaderElected(MetadataChange):
-    """A partition has another leader, or a further leader epoch of the same one.
+    """A partition has a new leader, or the same leader with a new leader epoch.
 
-    `leader` None: the partition has no leader. `isr_before` None: the partition is new. `unclean`: the leader was not
-    in the ISR, so records may be lost; nor was any replica in the ISR, where the partition has no leader again.
+    `leader` is None if the partition has no leader. `isr_before` is None if the partition is new. The election was
+    `unclean` if the leader was not in the ISR before, so that records may be lost. Without a leader this means that no
+    replica of the ISR was in the ISR before.
     """
 
     topic: str
@@ -306,7 +307,7 @@ class Truncated(ChronicleEntry):
 @_entry("events_missed", is_reported=True)
 @dataclass(frozen=True)
 class EventsMissed(ChronicleEntry):
-    """The server had more to report than its owner read."""
+    """The server dropped events because its owner did not read them in time."""
 
     server: Server
     count: int
@@ -321,7 +322,7 @@ class EventsMissed(ChronicleEntry):
 @_entry("fault_installed")
 @dataclass(frozen=True)
 class FaultInstalled(ChronicleEntry):
-    """A fault holds from now on, in the place of the fault `instead_of`, if any."""
+    """A fault holds from now on. It replaces the fault `instead_of`, if any."""
 
     fault: int
     what: Fault
@@ -335,7 +336,7 @@ class FaultInstalled(ChronicleEntry):
 @_entry("fault_struck")
 @dataclass(frozen=True)
 class FaultStruck(ChronicleEntry):
-    """A fault has struck in a server. `hit` counts its hits in this life of the server."""
+    """A fault has struck in a server. `hit` counts its hits in this run of the server."""
 
     fault: int
     server: Server
@@ -350,7 +351,7 @@ class FaultStruck(ChronicleEntry):
 @_entry("fault_removed")
 @dataclass(frozen=True)
 class FaultRemoved(ChronicleEntry):
-    """A fault has ended, after so many calls and hits."""
+    """A fault has ended, with these numbers of calls and hits."""
 
     fault: int
     calls: int
@@ -363,7 +364,7 @@ class FaultRemoved(ChronicleEntry):
 @_entry("fault_refused")
 @dataclass(frozen=True)
 class FaultRefused(ChronicleEntry):
-    """A server that started could not install an active fault."""
+    """A starting server could not install an active fault."""
 
     fault: int
     server: Server

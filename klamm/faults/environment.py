@@ -1,8 +1,8 @@
 """The environment of a broker under faults: its disk and its wall clock obey the cluster's owner.
 
-The processes of `run_in_background` (the log cleaner's) have the faults of the disk too: those that are installed when
-a piece of work begins hold until it ends, except that waits for a slow disk end with the fault. `run_in_worker` touches
-no disk and asks for no time.
+Disk faults also hold in the processes of `run_in_background` (the log cleaner's). The faults that are installed when a
+piece of work begins hold until it ends, but waits for a slow disk end with the fault. Work of `run_in_worker` uses
+neither disk nor clock.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class EnvironmentUnderFaults(SystemEnvironment):
-    """The machine as the broker sees it. `directory` holds what the servers of the cluster share."""
+    """The machine as the broker sees it. `directory` holds the files that the servers of the cluster share."""
 
     def __init__(self, directory: str, log_directories: Sequence[str]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class EnvironmentUnderFaults(SystemEnvironment):
         self.file_system = FaultyFileSystem(self._disk)
 
     def register(self, agent: Agent) -> None:
-        """Makes the agent obey for the disk and the clock."""
+        """Registers the faults of the disk and the clock with the agent."""
         for kind in (SlowDisk, FailDisk, FullDisk):
             agent.installs(kind, self._disk.install)
         agent.installs(ShiftClock, self._clock.install)
@@ -66,7 +66,7 @@ class EnvironmentUnderFaults(SystemEnvironment):
 
 
 class _Given(NamedTuple):
-    """A fault as a process gets it."""
+    """A fault as passed to a process."""
 
     number: int
     fault: DiskFault
@@ -75,7 +75,7 @@ class _Given(NamedTuple):
 
 
 class _Outcome(NamedTuple):
-    """What a process answers: the result or the error of its work, and what the faults have done."""
+    """The answer of a process: the result or error of its work, and the strikes and counts of the faults."""
 
     result: object
     error: Exception | None
@@ -91,7 +91,7 @@ def _under_faults(
     work: Callable[..., Generator[float, None, object]],
     arguments: tuple[object, ...],
 ) -> Generator[float, None, _Outcome]:
-    """The work, in its process."""
+    """Runs the work in its process."""
     strikes: dict[int, list[tuple[int, Mapping[str, Json] | None]]] = {}
 
     def struck(tally: Tally, details: Mapping[str, Json]) -> None:

@@ -1,16 +1,15 @@
-"""The disk of a broker under faults: slow, failing, or full.
+"""The disk of a broker under faults: slow, failing or full.
 
-A file is an ordinary `SystemFile` while no fault of the disk is installed: its class changes with the first fault, and
-changes back with the last. So a broker without faults pays for a note of each open file, and nothing for a read or a
-write.
+A file reads and writes like a `SystemFile` while no disk fault is installed: its class changes when the first fault
+begins, and changes back when the last ends. So without faults only the opening of a file costs more.
 
 What must stay true:
-- A fault holds for files that are open, and from the moment at which its installation returns.
-- An operation that fails has changed nothing, except a write for which there is no room: as on a disk, what fits is
+- A fault also holds for open files, from the moment at which its installation returns.
+- A failed operation has changed nothing, except a write without enough room: as on a real disk, the part that fits is
   written.
-- Faults strike in any thread; a tally is used in the loop's thread, or under the lock.
-- What waits for a slow disk continues when the fault is removed, also in the loop's thread, which no command reaches
-  while it waits.
+- Faults strike in any thread. A tally is used in the loop's thread, or under the lock.
+- Waits for a slow disk end when the fault is removed, also in the loop's thread, which no command reaches while it
+  waits.
 - A full disk has no more room when its broker starts again.
 """
 
@@ -33,7 +32,7 @@ from klamm.faults.tally import Tally
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.storage.segments.log_directory import parse_directory_name
 
-# A wait for a slow disk looks so often whether the fault is still wanted.
+# How often a wait for a slow disk checks whether the fault is still wanted.
 LOOK_AGAIN_S = 0.02
 
 
@@ -51,7 +50,7 @@ class TroubledFile(QuietFile):
         return SystemFile.read(self, position, size_bytes)
 
     def read_cached(self, position: int, size_bytes: int) -> bytearray | None:
-        # A read from the disk follows, where it may wait or fail.
+        # The caller then reads from the disk, where the fault may strike.
         return None if self.faults.concern("read", self.path) else SystemFile.read_cached(self, position, size_bytes)
 
     def write(self, position: int, *buffers: Buffer) -> int:
@@ -127,7 +126,7 @@ class FaultyFileSystem(SystemFileSystem):
         super().sync_directory(path)
 
     def sync_file_system(self, directories: Sequence[str]) -> bool:
-        # Each file is to be synced, so that a fault strikes the files that it names.
+        # The caller then syncs each file, so that a fault strikes the files that it names.
         if self._faults.is_active:
             return False
         return super().sync_file_system(directories)
@@ -135,7 +134,7 @@ class FaultyFileSystem(SystemFileSystem):
 
 @dataclass(eq=False)
 class Active:
-    """An installed fault. `bytes_left` counts for a full disk, `hits` for a fault that ends after a number of them."""
+    """An installed fault. `bytes_left` is for a full disk, `hits` for a fault that ends after a number of failures."""
 
     number: int
     fault: DiskFault
@@ -145,7 +144,7 @@ class Active:
     ended: threading.Event = field(default_factory=threading.Event)  # work off the loop waits for it
 
     def covers(self, operation: Operation, path: str, partition: PartitionKey | None) -> bool:
-        """Whether the fault is one of this operation on this path, which belongs to the partition."""
+        """Whether the fault strikes this operation on this path, which belongs to the partition."""
         fault = self.fault
         if not isinstance(fault, OperationFault) or (fault.operations and operation not in fault.operations):
             return False
@@ -177,13 +176,13 @@ class DiskFaults:
     # -- installing -----------------------------------------------------------------------------------------------
 
     def install(self, fault: DiskFault, tally: Tally) -> Callable[[], None]:
-        """Begins a fault; the result ends it. Called on the loop, or in a process without one."""
+        """Begins a fault; returns a function that ends it. Call it on the loop, or in a process without a loop."""
         with suppress(RuntimeError):
             self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
         return self.begin(Active(tally.number, fault, tally, self._room(fault, tally)))
 
     def begin(self, active: Active) -> Callable[[], None]:
-        """Begins a fault that may have struck before; the result ends it."""
+        """Begins a fault that may have struck before; returns a function that ends it."""
         with self._lock:
             self.installed = [*self.installed, active]
             self._change_files()
@@ -207,7 +206,7 @@ class DiskFaults:
     # -- for files ------------------------------------------------------------------------------------------------
 
     def opened(self, file: File) -> File:
-        """Notes an open file."""
+        """Registers an open file."""
         assert isinstance(file, QuietFile)
         file.faults = self
         with self._lock:
@@ -217,11 +216,11 @@ class DiskFaults:
         return file
 
     def concern(self, operation: Operation, path: str) -> bool:
-        """Whether a fault would be asked."""
+        """Whether a fault covers this operation."""
         return any(active.covers(operation, path, self._partition_of(path)) for active in self.installed)
 
     def strike(self, operation: Operation, path: str) -> None:
-        """Called before an operation: waits if the disk is slow, raises OSError if it fails."""
+        """Call it before an operation. Waits if the disk is slow, and raises OSError if it fails."""
         for active in self.installed:
             if not active.covers(operation, path, self._partition_of(path)) or not self._decide(active):
                 continue
@@ -232,15 +231,15 @@ class DiskFaults:
                 raise _error(active.fault.error_number, path)
 
     def _wait(self, active: Active, rest_s: float) -> None:
-        """Waits so long, or until the fault ends."""
+        """Waits for this time, or until the fault ends."""
         while rest_s > 0 and active.tally.is_wanted and not active.ended.wait(min(rest_s, LOOK_AGAIN_S)):
             rest_s -= LOOK_AGAIN_S
 
     def _decide(self, active: Active) -> bool:
-        """Whether this call of the fault is struck."""
+        """Whether the fault strikes this call."""
         fault, tally = active.fault, active.tally
         with self._lock:
-            # The tally of a fault that has ended is closed.
+            # The tally of an ended fault is closed.
             if active.ended.is_set():
                 return False
             tally.asked()
@@ -250,7 +249,7 @@ class DiskFaults:
                 return False
             if fault.times is None:
                 return True
-            # Once spent, no later call takes a turn, so that the shared count stays small.
+            # After the last failure no call takes a turn, so that the shared count stays small.
             if active.hits < fault.times:
                 active.hits = tally.turns("hits").take()
                 return active.hits <= fault.times
@@ -269,7 +268,7 @@ class DiskFaults:
                 self._loop.call_soon_threadsafe(partial(active.tally.struck, **details))
 
     def _partition_of(self, path: str) -> PartitionKey | None:
-        """The partition to which a file or a directory belongs."""
+        """The partition that a file or a directory belongs to, or None."""
         for directory in self._log_directories:
             if path.startswith(directory):
                 name = path[len(directory) :].partition("/")[0]
@@ -280,7 +279,7 @@ class DiskFaults:
     # -- room -----------------------------------------------------------------------------------------------------
 
     def take_room(self, path: str, growth_bytes: int) -> int:
-        """Takes room for a file that grows; returns how many bytes of it are missing."""
+        """Takes room for a growing file; returns how many bytes do not fit."""
         limits = list(self._limits(path)) if growth_bytes > 0 else []
         if not limits:
             return 0
@@ -295,14 +294,14 @@ class DiskFaults:
         return growth_bytes - taken_bytes
 
     def give_room(self, path: str, freed_bytes: int) -> None:
-        """A file below the path has become smaller, or is gone."""
+        """Returns room after a file below the path was shortened or removed."""
         if freed_bytes > 0:
             for active in self._limits(path):
                 with self._lock:
                     active.bytes_left += freed_bytes
 
     def _room(self, fault: DiskFault, tally: Tally) -> int:
-        """How much the files may still grow: less than at first when they have grown since."""
+        """How much the files may still grow. After a restart the growth from before counts too."""
         if not isinstance(fault, FullDisk):
             return 0
         directories = self._log_directories if fault.directory is None else [fault.directory]
@@ -311,7 +310,7 @@ class DiskFaults:
         return max(0, capacity_bytes - used_bytes)
 
     def size_if_limited(self, path: str) -> int:
-        """The bytes that the end of this file or directory would free; 0 if they are not counted."""
+        """The bytes that removing this file or directory would free; 0 if no fault limits it."""
         return _size(path) if any(True for _ in self._limits(path)) else 0
 
     def _limits(self, path: str) -> Iterator[Active]:
@@ -327,5 +326,5 @@ def _size(path: str) -> int:
 
 
 def _error(number: int, path: str) -> OSError:
-    # OSError picks the subclass that belongs to the number.
+    # OSError picks the subclass for the number.
     return OSError(number, os.strerror(number), path)

@@ -1,12 +1,12 @@
 """The history of a cluster: what happened, in order, to assert on and to print when a test fails.
 
-`HistoryLog` is written while the cluster runs. `History` is what a user gets of it: a list of entries (`entries.py`).
+`HistoryLog` is written while the cluster runs. Users get a `History` from it: a list of entries (`entries.py`).
 
 What must stay true:
-- Entries have the order in which the owner learned of them. What one server reports keeps its order, and so does what
-  ZooKeeper holds; a broker may report that it leads before the election has been read from ZooKeeper.
-- The log keeps the newest MAX_STRIKES strikes and MAX_ENTRIES other entries: a fault that strikes all the time drops
-  neither elections nor what was done to the cluster. Numbers tell how many entries were dropped.
+- Entries have the order in which the owner learned of them. The reports of one server keep their order, and so do the
+  changes in ZooKeeper. A broker may report that it leads before the election has been read from ZooKeeper.
+- The log keeps the newest MAX_STRIKES strikes and MAX_ENTRIES other entries, so a fault that strikes all the time does
+  not drop elections and actions. The entries' numbers tell how many entries were dropped.
 """
 
 import asyncio
@@ -46,15 +46,15 @@ SIMILAR_LINES = 4
 
 
 class History(list[ChronicleEntry]):
-    """Entries, oldest first. `str(history)` is one line for each, with the seconds since the first."""
+    """Entries, oldest first. `str(history)` has one line for each entry, with the seconds since the first."""
 
     def of(self, *kinds: type[E]) -> list[E]:
         """The entries of these classes."""
         return [entry for entry in self if isinstance(entry, kinds)]
 
     def was_struck_down(self, server: Server) -> bool:
-        """Whether a fault has struck the server in its last life, so that its end is no surprise: a fault of its disk,
-        or, before it was ready, one of the network."""
+        """Whether a fault explains the server's end: in its last run, a disk fault has struck, or a network fault
+        before it was ready."""
         faults = {entry.fault: entry.what for entry in self.of(FaultInstalled)}
         struck_by: list[Fault | None] = []
         ends = 0
@@ -74,8 +74,8 @@ class History(list[ChronicleEntry]):
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """The lines of a report. When many similar entries follow each other, such as the first leaders of a topic,
-        a report has the first ones and the number of the rest."""
+        """The lines of a report. For many similar entries in a row, such as the first leaders of a topic, a report
+        has the first and the number of the rest."""
         began_ms = self[0].time_ms if self else 0
         for _, group in groupby(self, _likeness):
             similar = list(group)
@@ -86,13 +86,13 @@ class History(list[ChronicleEntry]):
                 yield f"{'':12}and {len(similar) - len(shown)} more like these"
 
     def report(self, most_lines: int) -> str:
-        """The newest lines."""
+        """At most this many of the newest lines, and how many lines are left out."""
         lines = list(self.lines())
         earlier = [f"{'':12}{len(lines) - most_lines} earlier lines are left out"] if len(lines) > most_lines else []
         return "\n".join([*earlier, *lines[-most_lines:]])
 
     def script(self) -> list[str]:
-        """The lines of Python that do the same to a cluster `c`: faults, actions, and what was done to servers."""
+        """The lines of Python that repeat the faults, the actions and the operations on servers in a cluster `c`."""
         replaced = {entry.instead_of for entry in self.of(FaultInstalled)}
         ended: set[Server] = set()
         lines = []
@@ -104,7 +104,7 @@ class History(list[ChronicleEntry]):
 
 
 def _likeness(entry: ChronicleEntry) -> object:
-    """Equal for entries that a report may shorten."""
+    """A value that is equal for similar entries."""
     match entry:
         case BecameLeader(topic=topic) | BecameFollower(topic=topic):
             return topic
@@ -116,7 +116,7 @@ def _likeness(entry: ChronicleEntry) -> object:
 
 
 def _line_of(entry: ChronicleEntry, ended: "set[Server]") -> str | None:
-    """The line that repeats this entry. `ended`: the servers that do not run, so that a start is one by the test."""
+    """The line that repeats this entry. `ended` are the servers that have ended; only the test starts these again."""
     match entry:
         case FaultInstalled(fault=number, what=fault):
             return f"fault_{number} = {fault.python()}"
@@ -127,7 +127,7 @@ def _line_of(entry: ChronicleEntry, ended: "set[Server]") -> str | None:
         case BrokerAdded():
             return "c.add_broker()"
         case ServerEnded(server=server) if server in ended:
-            return f"c.start({server!r}, wait=False)"  # It has ended before it was ready.
+            return f"c.start({server!r}, wait=False)"  # The server ended before it was ready.
         case ServerEnded(server=server, how=how):
             ended.add(server)
             return f"c.{'stop' if how == 'stopped' else 'kill'}({server!r})"
@@ -142,7 +142,7 @@ def _line_of(entry: ChronicleEntry, ended: "set[Server]") -> str | None:
 
 
 class HistoryLog:
-    """The entries of a running cluster. All methods belong to one loop; `now_ms` is the wall clock."""
+    """The entries of a running cluster. Call all methods on one loop. `now_ms` is the wall clock."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -159,7 +159,7 @@ class HistoryLog:
         self._grown.set()
 
     def after(self, number: int = 0) -> History:
-        """The entries after the one with this number."""
+        """The entries after the entry with this number."""
         newer = [
             entry
             for kept in (self._strikes, self._entries)
@@ -172,7 +172,7 @@ class HistoryLog:
         return next((entry for entry in reversed(self._entries) if isinstance(entry, kind)), None)
 
     async def wait_after(self, number: int, timeout_s: float) -> History:
-        """As `after`, but waits up to `timeout_s` until there is an entry."""
+        """Like `after`, but waits up to `timeout_s` for an entry."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._count <= number:
@@ -184,7 +184,7 @@ class HistoryLog:
 
 
 def process_entry(server: Server, process: ServerProcess, change: str) -> ChronicleEntry | None:
-    """The entry about a change of a server's process, as `Processes` reports it; None if there is none."""
+    """The entry for a change of a server's process, as `Processes` reports it; None for a change without an entry."""
     match change:
         case "ready":
             return ServerStarted(server)

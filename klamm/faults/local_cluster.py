@@ -1,4 +1,4 @@
-"""A local cluster under faults: its servers obey a control, its history is kept, and a port takes faults if wanted.
+"""A local cluster under faults: its servers obey a control, it keeps its history, and a port may take faults.
 
 `klamm up --control-port` and `klamm.testing` run their clusters with it.
 
@@ -30,17 +30,17 @@ from klamm.zookeeper.client.connect_string import parse_connect_string
 
 T = TypeVar("T")
 
-# For the session that watches ZooKeeper for the history.
+# The timeout of the session that watches ZooKeeper for the history.
 SESSION_TIMEOUT_MS = 18_000
 
-# Called in a thread with an operation of the control port and its server, none for "heal". Raises FaultError.
+# Called in a thread with an operation of the control port and its server; "heal" has no server. Raises FaultError.
 Operate = Callable[..., None]
 
 
 class ClusterUnderFaults(LocalCluster):
     """`seen` is called on the cluster's loop with the time and each version of a znode of the cluster's state.
 
-    The methods wait, so they do not belong to that loop. Raises ServerFailed, and FaultError for the control's part.
+    The methods block, so do not call them on that loop. They raise ServerFailed, and FaultError for the control's part.
     """
 
     preload = PRELOAD
@@ -117,13 +117,13 @@ class ClusterUnderFaults(LocalCluster):
         await self.control.close()
 
     def history(self) -> History:
-        """What has happened, with everything that a client could see before this call."""
+        """The history, with everything that a client could see before this call."""
         if self._chronicle is None:
             return self.recorded()
         return self.run(self._chronicle.catch_up())
 
     def recorded(self) -> History:
-        """The history as far as it is known here."""
+        """The history so far, without asking the servers."""
 
         async def recorded() -> History:
             return self.control.history.after()
@@ -133,17 +133,17 @@ class ClusterUnderFaults(LocalCluster):
     # -- servers --------------------------------------------------------------------------------------------------
 
     def kill(self, server: Server) -> None:
-        """kill -9; returns when the process is gone."""
+        """Kills the server (kill -9); returns when the process has ended."""
         process = self.process(server)
         self.run(self.control.count_if_answered())
         process.kill()
 
     def stop(self, server: Server) -> None:
-        """A clean stop; returns when the process is gone."""
+        """Stops the server cleanly; returns when the process has ended."""
         self.process(server).stop()
 
     def start_server(self, server: Server) -> None:
-        """Starts a server that does not run; returns when it serves."""
+        """Starts a stopped server; returns when it is ready."""
         self.launch(server)
         self.wait_started(server)
 
@@ -154,7 +154,7 @@ class ClusterUnderFaults(LocalCluster):
         process.pause()
 
     def resume(self, server: Server) -> None:
-        """Continues a paused server; returns when a broker has the faults of the meantime."""
+        """Continues a paused server; returns when the broker has the faults that were installed meanwhile."""
         self.process(server).resume()
         self.run(self.control.count())
 
@@ -183,7 +183,7 @@ class ClusterUnderFaults(LocalCluster):
         self.control.history.add(BrokerAdded(broker))
 
     def operate(self, operation: str, server: Server | None = None) -> None:
-        """Does what is asked for at the control port; `server` None: heals. Raises FaultError."""
+        """Carries out an operation of the control port. Without `server` it heals. Raises FaultError."""
         try:
             if server is None:
                 self.heal()
@@ -211,7 +211,7 @@ class ClusterUnderFaults(LocalCluster):
         return BROKER, under_faults(arguments, self.control.directory, broker)
 
     def _listeners(self) -> list[tuple[Server, str, int]]:
-        """On which addresses each server listens."""
+        """The addresses of each server."""
         listeners: list[tuple[Server, str, int]] = [
             (ZOOKEEPER, host, port) for host, port in parse_connect_string(self.zookeeper).servers
         ]
@@ -234,8 +234,8 @@ class ClusterUnderFaults(LocalCluster):
 
 
 class _Owner:
-    """The cluster as its control port sees it. The port belongs to the cluster's loop, for which the operations wait,
-    so they run in threads."""
+    """The cluster for its control port. The port runs on the cluster's loop. Operations wait for that loop, so they run
+    in threads."""
 
     def __init__(self, cluster: ClusterUnderFaults, operate: Operate) -> None:
         self._cluster = cluster

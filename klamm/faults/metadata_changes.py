@@ -1,7 +1,7 @@
-"""Writes into the history what changes in ZooKeeper: brokers, the controller, topics, leaders and ISRs.
+"""Writes changes in ZooKeeper into the history: of brokers, the controller, topics, leaders and ISRs.
 
-`MetadataChanges` compares each version of a znode with the one before. Versions of one znode that follow each other
-within a read are one entry: the leader epoch tells.
+`MetadataChanges` compares each version of a znode with the version that it has seen before. Versions that follow each
+other faster than the znode is read make one entry.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from klamm.znodes.watch import Znode, child_of_path, partition_of_state_path
 
 
 class MetadataChanges:
-    """Makes entries of the versions of znodes. `add` appends to the history."""
+    """Makes entries from the versions of znodes. `add` appends to the history."""
 
     def __init__(self, add: Callable[[ChronicleEntry], None]) -> None:
         self._add = add
-        # What is known: the epochs of brokers; controller and epoch; the topics' numbers of partitions.
+        # The last known values: the brokers' epochs, the controller and its epoch, the topics' partition counts.
         self._brokers: dict[int, int] = {}
         self._controller: tuple[int, int] | None = None
         self._controller_epoch = 0
@@ -38,7 +38,7 @@ class MetadataChanges:
         self._states: dict[str, dict[int, LeaderAndIsr]] = {}
 
     def seen(self, znode: Znode) -> None:
-        """A znode has this version. A version that is not what Kafka writes changes nothing."""
+        """Takes a version of a znode. A version that Kafka does not write is ignored."""
         try:
             if (key := partition_of_state_path(znode.path)) is not None:
                 self._state(key, znode)
@@ -96,7 +96,7 @@ class MetadataChanges:
 
 
 def partition_change(key: PartitionKey, before: LeaderAndIsr | None, now: LeaderAndIsr) -> ChronicleEntry | None:
-    """The entry about a partition whose state was `before`; None when leader, epoch and ISR are the same."""
+    """The entry for a partition whose state was `before`; None if leader, leader epoch and ISR are the same."""
     if before is None or (before.leader, before.leader_epoch) != (now.leader, now.leader_epoch):
         return LeaderElected(
             *key,

@@ -1,9 +1,9 @@
-"""What a request is about: the topics and partitions, groups and transactional ids that it names; and how an answer is
-made in which some of these items have failed. Pure.
+"""The topics, partitions, groups and transactional ids that a request names, and answers in which some of these items
+have failed. Pure.
 
 What must stay true:
 - A request is never changed, because its handler may still use it. An answer belongs to the caller.
-- What walks through the items of a message does it in steps: there may be 100,000 of them.
+- Functions that walk through the items of a message work in steps: a message may have 100,000 items.
 """
 
 import copy
@@ -18,7 +18,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_LEADER
 
 Selects = Callable[[str, int | None], bool]
-"""Whether a condition holds for a topic and a partition; None where an API names topics only."""
+"""Whether a condition holds for a topic and a partition. The partition is None if an API names only topics."""
 
 _NOT_SERVED = (
     ApiKey.SASL_HANDSHAKE,
@@ -31,16 +31,16 @@ _NOT_SERVED = (
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
 )
 API_KEYS = {key.message_name: key for key in KEYS if key not in _NOT_SERVED}
-"""The APIs that a broker serves, by Kafka's names. The tests compare them with the broker's registry: to import that
-takes long, and the command line only checks names."""
+"""The APIs that a broker serves, by Kafka's names. The tests compare them with the broker's registry, which is not used
+here because its import takes long and the command line only checks names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """Where a message lists topics and partitions: the names of fields.
+    """The names of the fields in which a message lists topics and partitions.
 
-    `topic` None: the topics are plain names. `partitions` None: partitions are not named. `partition` None: the
-    partitions are plain numbers. `within`: the list whose items hold the topics.
+    `topic` is None if the topics are plain names, `partitions` if no partitions are listed, and `partition` if the
+    partitions are plain numbers. `within` is the list whose items hold the topics.
     """
 
     topics: str
@@ -50,7 +50,7 @@ class _Items:
     within: str | None = None
 
     def topics_of(self, message: Any) -> Iterable[Any] | None:
-        """None stands for all topics."""
+        """The topics of a message; None stands for all topics."""
         if self.within is None:
             topics: Sequence[Any] | None = getattr(message, self.topics)
             return topics
@@ -100,7 +100,7 @@ _IN_REQUESTS: Mapping[ApiKey, _Items] = {
 # Up to version 5 of DeleteTopics.
 _TOPIC_NAMES = _Items("topic_names", topic=None, partitions=None)
 
-# The APIs whose items succeed and fail one by one. In the others an error concerns the whole request.
+# The APIs whose items succeed and fail one by one. In other APIs an error concerns the whole request.
 _IN_RESPONSES: Mapping[ApiKey, _Items] = {
     ApiKey.PRODUCE: _Items("responses", partitions="partition_responses", partition="index"),
     ApiKey.LIST_OFFSETS: _Items("topics"),
@@ -139,7 +139,7 @@ _TRANSACTIONAL_ID_FIELDS = {
     ApiKey.TXN_OFFSET_COMMIT: "transactional_id",
     ApiKey.DESCRIBE_TRANSACTIONS: "transactional_ids",
 }
-# What FindCoordinator's key is the name of.
+# The meaning of FindCoordinator's key.
 _GROUP_KEY, _TRANSACTION_KEY = 0, 1
 
 TOPICS = frozenset(_IN_REQUESTS)
@@ -176,7 +176,7 @@ def names_all_topics(key: ApiKey, version: int, body: Any) -> bool:
 
 
 def names_item(key: ApiKey, version: int, body: Any, selects: Selects) -> Steps[bool]:
-    """Whether the request names a topic, or a partition, that is selected."""
+    """Whether the request names a selected topic or partition."""
     if names_all_topics(key, version, body):
         return True
     items = _request_items(key, body)
@@ -195,7 +195,7 @@ def names_item(key: ApiKey, version: int, body: Any, selects: Selects) -> Steps[
 
 
 def with_items(key: ApiKey, body: Any, selects: Selects) -> Steps[Any | None]:
-    """The request with only these items; None if there are none."""
+    """The request with only the selected items; None if it has none of them."""
     items = _request_items(key, body)
     kept = yield from _kept(items, items.topics_of(body) or (), selects)
     if not kept:
@@ -206,12 +206,12 @@ def with_items(key: ApiKey, body: Any, selects: Selects) -> Steps[Any | None]:
 
 
 def without(selects: Selects) -> Selects:
-    """Selects the others."""
+    """Selects all other items."""
     return lambda topic, partition: not selects(topic, partition)
 
 
 def merged(key: ApiKey, response: Any, failed: Any, selects: Selects) -> Steps[Any]:
-    """The response in which the selected items have failed, as in the response `failed`."""
+    """The response with the selected items taken from the response `failed`."""
     items = _IN_RESPONSES[key]
     kept = yield from _kept(items, items.topics_of(response) or (), without(selects))
     slices = Slices(CHEAP_SLICE)
@@ -233,7 +233,7 @@ def merged(key: ApiKey, response: Any, failed: Any, selects: Selects) -> Steps[A
 
 
 def fail_metadata(response: Any, selects: Selects, code: ErrorCode, *, partition: int | None) -> Steps[Any]:
-    """Metadata in which the selected topics have failed, or one `partition` of them, which then has no leader."""
+    """Metadata in which the selected topics have failed, or only one `partition` of them, which then has no leader."""
     slices = Slices(CHEAP_SLICE)
     for topic in response.topics:
         if slices.spend():
@@ -252,7 +252,8 @@ def fail_metadata(response: Any, selects: Selects, code: ErrorCode, *, partition
 
 
 def fail_offsets(response: Any, selects: Selects, code: ErrorCode) -> Steps[Any]:
-    """The response to OffsetFetch in which the selected partitions have failed, or all if it names none."""
+    """The response to OffsetFetch in which the selected partitions have failed. If it has failed as a whole, its error
+    is replaced."""
     if response.error_code:
         response.error_code = code
     slices = Slices(CHEAP_SLICE)
@@ -273,7 +274,7 @@ def _request_items(key: ApiKey, body: Any) -> _Items:
 
 
 def _kept(items: _Items, topics: Iterable[Any], selects: Selects) -> Steps[list[Any]]:
-    """The selected topics and partitions, copied where a topic has others too."""
+    """The selected topics and partitions. A topic with other partitions too is copied."""
     kept = []
     slices = Slices(CHEAP_SLICE)
     for topic in topics:

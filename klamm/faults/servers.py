@@ -1,9 +1,9 @@
-"""The servers of a cluster as they run under faults, for `klamm.processes.supervisor`.
+"""The servers of a cluster under faults, for `klamm.processes.supervisor`.
 
-`BROKER` is the target instead of `klamm.processes.supervisor.BROKER`; `under_faults` adds to the arguments.
+`BROKER` replaces `klamm.processes.supervisor.BROKER` as target; `under_faults` adds to the arguments.
 
-What must stay true: the broker is the production broker. What is added stands in front of it or below it: its
-environment, its loop, and the hook of its dispatcher.
+What must stay true: the broker is the production broker. Faults are only added around it: in its environment, its loop,
+its partitions and its dispatcher's table.
 """
 
 from collections.abc import Mapping
@@ -28,17 +28,17 @@ from klamm.processes.servers import BrokerServer
 from klamm.processes.tool_errors import ToolError
 
 BROKER = "klamm.faults.servers:BrokerUnderFaults"
-# What a helper process imports before it forks servers under faults.
+# The modules that a helper process imports before it forks servers under faults.
 PRELOAD = (*SERVERS, "klamm.faults.servers")
 
 
 def under_faults(arguments: Mapping[str, Any], directory: Path, broker_id: int) -> dict[str, Any]:
-    """The arguments of a server under faults, from those of the server. `directory` is that of its Control."""
+    """The arguments of a server under faults, from the server's arguments. `directory` is that of the Control."""
     return {**arguments, "faults": {"server": broker_id, "directory": str(directory)}}
 
 
 class FaultyBroker(Broker):
-    """A broker whose partitions report to the agent, whose dispatcher's answers can fail, and that performs actions."""
+    """A broker that performs actions. Its partitions report to the agent, and its dispatcher's answers can fail."""
 
     def __init__(
         self, config: BrokerConfig, environment: Environment, agent: Agent, answers: Answers, actions: BrokerActions
@@ -67,7 +67,7 @@ class BrokerUnderFaults(BrokerServer):
         super().__init__(properties, logs_dir)
         network = Network(faults["server"], lambda: self._agent.addresses)
         self.new_event_loop = lambda: FaultyLoop(network)
-        # Each kind of fault registers here with the agent.
+        # Each kind of fault registers with the agent here.
         network.register(self._agent)
         self._answers.register(self._agent)
         self._actions.register(self._agent)

@@ -1,9 +1,9 @@
-"""How often a fault was asked whether it strikes, and how often it struck.
+"""Counts the calls of a fault, which ask whether it strikes, and its strikes.
 
-A tally counts for its own server. Where the number of a request decides (`once`, `on_call`, `times`), the servers of
-the cluster count together: `Turns` gives each request a number that no other server gives again.
+A tally counts for its own server. If the number of a request decides (`once`, `on_call`, `times`), the servers of the
+cluster count together: `Turns` gives each request a number that is unique among all servers.
 
-What must stay true: no server waits for another one to get a number. A server that is paused or killed holds nothing.
+What must stay true: no server waits for another server to get a number, not even for a paused or killed one.
 """
 
 import os
@@ -29,11 +29,11 @@ class Tally:
         self._turns: dict[str, Turns] = {}
 
     def asked(self) -> None:
-        """The fault was asked whether it strikes."""
+        """Counts a call."""
         self.calls += 1
 
     def struck(self, **details: Json) -> None:
-        """The fault has struck. The details (topic, partition, offset, client_id, ...) stand in the history."""
+        """Counts a strike. Its details (topic, partition, offset, client_id, ...) appear in the history."""
         self.hits += 1
         self._on_strike(self, details)
 
@@ -45,11 +45,11 @@ class Tally:
         return self._turns[name]
 
     def first(self, name: str, value: int) -> int:
-        """The value that any server gave first under this name: one that starts again has the fault as it began."""
+        """The first value that any server stored under this name, so that a fault survives a restart of the server."""
         os.makedirs(self._own_directory, exist_ok=True)
         path = os.path.join(self._own_directory, name)
         with suppress(FileExistsError):
-            os.symlink(str(value), path)  # A link has its target from the moment at which it exists.
+            os.symlink(str(value), path)  # A link is created together with its target, so no reader sees a part.
         return int(os.readlink(path))
 
     @property
@@ -58,22 +58,22 @@ class Tally:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the owner still wants the fault. A server sees that even while no command can reach its loop."""
+        """Whether the owner still wants the fault. Works even while no command can reach the server's loop."""
         return wish_path(self._own_directory).exists()
 
     def close(self) -> None:
-        """The fault has ended."""
+        """Closes the tally when the fault has ended."""
         for turns in self._turns.values():
             turns.close()
 
 
 def wish_path(directory: str | Path) -> Path:
-    """A file that exists as long as the owner wants a fault; `directory` is the fault's own."""
+    """The file that exists as long as the owner wants a fault; `directory` is the fault's own."""
     return Path(directory) / "wanted"
 
 
 class Turns:
-    """Numbers from 1 on; each is given once among all processes that share the file.
+    """Numbers from 1 on. Each number is given to only one of the processes that share the file.
 
     The file grows by one byte for each number: appending is atomic, and the position after it is the number.
     """

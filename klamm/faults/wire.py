@@ -1,6 +1,6 @@
 """The lines between an agent (in a server) and its control (in the process that owns the cluster): JSON, one a line.
 
-An agent dials its control, says `{"event": "hello", "server": 0}` and obeys the commands that it is sent:
+An agent connects to its control, sends `{"event": "hello", "server": 0}` and obeys the commands that it gets:
 
 | command     | with                                         | answer                                              |
 |-------------|----------------------------------------------|-----------------------------------------------------|
@@ -12,10 +12,9 @@ An agent dials its control, says `{"event": "hello", "server": 0}` and obeys the
 | `begin`     |                                              | null; the active faults hold, the server may start  |
 
 A command is `{"id": 1, "command": "count", ...}`. Its answer is `{"id": 1, "result": ...}` or `{"id": 1, "error":
-"sentence"}`, with `"elsewhere": true` if another server, or this one later, can perform the action. Events come in
-between, in the order in which they happen: `{"event": "struck", "fault": 7, "calls": 3, "hits": 1, "details": {...}}`,
-`counted` with the last counts of a fault in a server that stops, and those of `entries.REPORTED`. What happened before
-an answer is before it.
+"sentence"}`, with `"elsewhere": true` if another server, or this one later, can perform the action. Answers and events
+are in the order in which they happen. Events are `{"event": "struck", "fault": 7, "calls": 3, "hits": 1, "details":
+{...}}`, `counted` with the last counts of a fault in a server that stops, and those of `entries.REPORTED`.
 """
 
 import os
@@ -24,10 +23,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# The longest line. A fault is far smaller.
+# The longest line. A fault is far shorter.
 MAX_LINE_BYTES = 1024 * 1024
 SOCKET = "control"
-# The path in an address has 108 bytes on Linux, 104 elsewhere, with the zero at its end.
+# The path in an address has 108 bytes on Linux and 104 elsewhere, including the terminating zero.
 _MAX_PATH_BYTES = 103
 
 
@@ -41,7 +40,7 @@ class Elsewhere(FaultError):
 
 @contextmanager
 def socket_path(directory: str | Path) -> Iterator[str]:
-    """The path of the control's socket in this directory, short enough for an address. Raises FaultError."""
+    """The path of the control's socket in this directory, shortened to fit into an address. Raises FaultError."""
     path = os.path.join(directory, SOCKET)
     if len(os.fsencode(path)) <= _MAX_PATH_BYTES:
         yield path

@@ -1,6 +1,6 @@
-"""Reports what a broker's partitions do: they become leaders and followers, and truncate their logs.
+"""Reports when a broker's partitions become leaders or followers, and when they truncate their logs.
 
-What must stay true: a witnessed partition behaves as any other. It reports what has happened, after that.
+What must stay true: a witnessed partition behaves like any other, and reports an event after it has happened.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,12 @@
-"""The file of a recording: blocks of JSON lines, each compressed by itself and headed by what is in it.
+"""The file of a recording: blocks of JSON lines. Each block is compressed by itself and has a head with its contents.
 
-A file is a sequence of zstd frames, so zstdcat prints its lines. A block is two of them:
+A file is a sequence of zstd frames, so zstdcat prints its lines. A block consists of two frames:
 
-1. A skippable frame, which zstdcat passes over, with the block's head: a JSON object.
+1. A skippable frame, which zstdcat skips, with the block's head: a JSON object.
 2. A frame with the block's lines.
 
-So a reader finds its way through a file by its heads, without decompressing anything, and a file that lacks its end
-(its writer was killed) lacks only that.
+So a reader finds blocks by their heads without decompressing them. If the writer of a file was killed, only the end is
+missing.
 
 What must stay true: the bytes of a file are not trusted. A head is at most MAX_HEAD_BYTES long, and a block at most
 MAX_BLOCK_BYTES, compressed or not, with MAX_BLOCK_ENTRIES entries of MAX_ENTRIES_BYTES together. An error names the
@@ -29,8 +29,8 @@ VERSION: Final = 1
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_BLOCK_BYTES: Final = 64 * 1024 * 1024
 MAX_BLOCK_ENTRIES: Final = 100_000
-# Without its keyframe a block is some megabytes long, with the largest znode that ZooKeeper takes by default. As values
-# of Python, JSON may take twenty times as much memory.
+# Without its keyframe a block has some megabytes, even with the largest znode that ZooKeeper accepts by default.
+# Decoded JSON may take twenty times as much memory.
 MAX_ENTRIES_BYTES: Final = 8 * 1024 * 1024
 MAX_BLOCKS: Final = 1_000_000
 LEVEL: Final = 3
@@ -40,15 +40,16 @@ _FRAME = struct.Struct("<II")  # the magic number of a skippable frame, and the 
 
 
 class RecordingError(ValueError):
-    """A file is no recording, or a damaged one. The message is for users."""
+    """A file is not a recording, or is damaged. The message is for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """The head of a block. Times are milliseconds since 1970.
 
-    `first` is the number of the block's first entry in the file, from 0. A keyframe is no entry; a block with one
-    begins with it. `marks` counts the entries by mark. `position` and `size_bytes` are those of the compressed lines.
+    `first` is the number of the block's first entry in the file, counted from 0. A keyframe is the first line of its
+    block, and does not count as an entry. `marks` counts the entries by mark. `position` and `size_bytes` are those of
+    the compressed lines.
     """
 
     position: int
@@ -89,15 +90,15 @@ def write_block(
             "marks": marks,
         }
     )
-    # One write, so that a reader of a file that still grows seldom sees a part of a block.
+    # One write, so that a reader of a growing file seldom sees a part of a block.
     file.write(_FRAME.pack(_SKIPPABLE, len(head)) + head + body)
     file.flush()
 
 
 def read_heads(file: BinaryIO, name: str) -> tuple[list[Block], str | None]:
-    """The heads of all whole blocks, and a sentence about what is missing at the end, if anything is.
+    """The heads of all whole blocks, and a sentence about a missing end, or None.
 
-    Raises RecordingError for a file that is no recording, or is damaged before its end.
+    Raises RecordingError for a file that is not a recording, or is damaged before its end.
     """
     end = file.seek(0, os.SEEK_END)
     position = 0
@@ -186,7 +187,7 @@ def read_lines(file: BinaryIO, name: str, block: Block) -> list[bytes]:
     file.seek(block.position)
     body = file.read(block.size_bytes)
     try:
-        # A frame tells how much it holds. One that holds more than the head says is not decompressed.
+        # A frame has its decompressed size. If it is larger than the head says, the frame is not decompressed.
         if zstandard.frame_content_size(body) != block.raw_bytes:
             raise RecordingError(f"{where} has another size than its head says")
         text = zstandard.ZstdDecompressor().decompress(body, max_output_size=block.raw_bytes)

@@ -1,4 +1,4 @@
-"""What differs between two states of a recording: as data that makes one state of the other, and in words. Pure.
+"""The difference between two states of a recording: as data that turns one state into the other, and in words. Pure.
 
 What must stay true: `apply(difference(a, b), a)` equals b.
 """
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.recording.state import PartitionMoment, State, partitions_text
 
-# Words name at most this many partitions or topics; the rest is counted.
+# A sentence names at most this many partitions or topics, and counts the rest.
 NAMED = 5
 
 
 class Changed(NamedTuple):
-    """One value that differs. `before` is None where only the second state has the key, `after` where only the first
-    has it: no section has None for a value."""
+    """One value that differs. `before` is None if only the second state has the key, and `after` is None if only the
+    first state has it: no section has None as a value."""
 
     section: str
     key: Any
@@ -38,7 +38,7 @@ def difference(before: State, after: State) -> list[Changed]:
 
 
 def apply(changes: Iterable[Changed], state: State) -> State:
-    """A state that differs from `state` by these changes."""
+    """A copy of the state with these changes."""
     made = state.copy()
     sections = made.sections
     for section, key, _, after in changes:
@@ -53,7 +53,7 @@ def apply(changes: Iterable[Changed], state: State) -> State:
 
 
 def words(changes: Sequence[Changed]) -> list[str]:
-    """Sentences about the changes, the cluster's first, then those of partitions by what happened to them."""
+    """Sentences about the changes: first the cluster's, then those of partitions, grouped by kind of change."""
     lines = list(_cluster_words(changes))
     partitions = [change for change in changes if change.section == "partitions"]
     lines += _partition_words(partitions)

@@ -1,13 +1,13 @@
-"""What can stand in a recording. An entry is a JSON object with its `kind`; the file adds the time. Pure.
+"""The entries of a recording. An entry is a JSON object with its `kind`; the file adds the time. Pure.
 
 - `znode`, `znode_deleted`: a version of a znode of the cluster's state.
-- `partition`, `replica`, `request`, `controller`, `event`, `missed`: a record of the controller, as its HTTP port gives
-  it.
-- Those of `klamm.faults.entries`: what the cluster's owner did, and what servers told.
+- `partition`, `replica`, `request`, `controller`, `event`, `missed`: a record of the controller, as its HTTP port
+  returns it.
+- The kinds of `klamm.faults.entries`: actions of the cluster's owner, and reports of servers.
 - `fault`: a fault of a simulated run.
 - `recording`: the first entry of a file, which says what is recorded.
 
-What must stay true: an entry names neither configurations nor credentials nor records of a topic.
+What must stay true: an entry contains no configurations, no credentials and no records of a topic.
 """
 
 import base64
@@ -25,11 +25,11 @@ RECORD_KINDS = frozenset(("partition", "replica", "request", "controller", "even
 
 
 class EntryError(ValueError):
-    """An entry is not what this version of klamm writes. The message says what is wrong with it."""
+    """This version of klamm does not write such an entry. The message says what is wrong with it."""
 
 
 def znode_entry(znode: Znode) -> Json:
-    """The entry about a version of a znode, or about its deletion."""
+    """The entry for a version of a znode, or for its deletion."""
     if znode.data is None:
         return {"kind": ZNODE_DELETED, "path": znode.path}
     entry: Json = {
@@ -46,7 +46,7 @@ def znode_entry(znode: Znode) -> Json:
 
 
 def znode_of(entry: Mapping[str, Any]) -> Znode:
-    """The znode's version that an entry of kind `znode` or `znode_deleted` is about. Raises EntryError."""
+    """The znode version of an entry of kind `znode` or `znode_deleted`. Raises EntryError."""
     path = text_of(entry, "path")
     if entry["kind"] == ZNODE_DELETED:
         return Znode(path, None)
@@ -61,12 +61,12 @@ def znode_of(entry: Mapping[str, Any]) -> Znode:
 
 
 def history_entry(entry: ChronicleEntry) -> Json:
-    """The entry about something in the history of a cluster; `text` is its line in a report."""
+    """The entry for an event in the history of a cluster; `text` is its line in a report."""
     return entry.to_json() | {"text": str(entry)}
 
 
 def text_of(entry: Mapping[str, Any], name: str) -> str:
-    """A field that is text. Raises EntryError."""
+    """A text field. Raises EntryError."""
     value = entry.get(name)
     if not isinstance(value, str):
         raise EntryError(f"{name} of an entry of kind {entry.get('kind')!r} is {type(value).__name__}, not text")
@@ -74,7 +74,7 @@ def text_of(entry: Mapping[str, Any], name: str) -> str:
 
 
 def integer_of(entry: Mapping[str, Any], name: str) -> int:
-    """A field that is a number. Raises EntryError."""
+    """An integer field. Raises EntryError."""
     value = entry.get(name)
     if type(value) is not int:
         raise EntryError(f"{name} of an entry of kind {entry.get('kind')!r} is {type(value).__name__}, not a number")

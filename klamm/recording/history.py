@@ -1,7 +1,8 @@
-"""A recording of a cluster whose owner keeps its history: znode versions, the history and the controllers' records.
+"""Writes a recording of a cluster whose owner keeps its history: znode versions, the history and the controllers'
+records.
 
-What must stay true: entries stand in the order of their times. The records of a broker whose clock is wrong stand
-between the begin and the end of the recording.
+What must stay true: entries are in the order of their times. The times of records from a broker with a wrong clock are
+moved into the recording's period.
 """
 
 import heapq
@@ -24,7 +25,7 @@ def write_recording(
     path: Path, about: str, spool: Spool, history: Iterable[ChronicleEntry], records: Iterable[Json], now_ms: int
 ) -> None:
     """Writes a file of a cluster under test. Raises OSError."""
-    # A recording has the versions of znodes themselves.
+    # Metadata changes are left out: the recording has the znode versions themselves.
     told = [(entry.time_ms, history_entry(entry)) for entry in history if not isinstance(entry, MetadataChange)]
     first = next(spool.entries(), None)
     began_ms = min([each[0] for each in (first, *told[:1]) if each is not None], default=now_ms)
@@ -40,7 +41,7 @@ def write_recording(
 
 
 def read_records(host: str, port: int, timeout_s: float) -> list[Json]:
-    """The newest records of the controller of a broker, from its HTTP port; none where it does not answer."""
+    """The newest controller records of a broker, from its HTTP port; empty if it does not answer."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", "/controller/events")
@@ -57,6 +58,6 @@ def _records(lines: Iterable[bytes]) -> Iterator[Json]:
         try:
             record = json_bytes.decode(line)
         except json_bytes.JsonError:
-            return  # The broker has died in the middle of its answer.
+            return  # The broker died in the middle of its answer.
         if isinstance(record, dict) and record.get("kind") in RECORD_KINDS and type(record.get("time_ms")) is int:
             yield record

@@ -1,6 +1,6 @@
-"""Puts entries from several sources into the order of their times, before they are written.
+"""Sorts entries from several sources by their times before they are written.
 
-What a controller has recorded arrives after its event is over, so later than the znodes that the event has written.
+A controller's records arrive when their event is over, so later than the znodes that the event has written.
 
 What must stay true: an entry waits for at most HOLD_MS, and at most MAX_HELD entries wait.
 """
@@ -13,12 +13,12 @@ from klamm.recording.writer import RecordingWriter
 
 HOLD_MS: Final = 3_000
 MAX_HELD: Final = 100_000
-# A clock that is wrong by more is not believed.
+# An entry with an older time gets the current time: its source's clock is wrong.
 MAX_DELAY_MS: Final = 60_000
 
 
 class Ordering:
-    """Gives entries to a writer in the order of their times; those of the same time in the order of `add`."""
+    """Passes entries to a writer in the order of their times, and entries of the same time in the order of `add`."""
 
     def __init__(self, writer: RecordingWriter) -> None:
         self._writer = writer
@@ -26,7 +26,7 @@ class Ordering:
         self._count = 0
 
     def add(self, entry: Json, at_ms: int, now_ms: int) -> None:
-        """Takes an entry that its source says is of `at_ms`."""
+        """Takes an entry. `at_ms` is its time according to its source."""
         if not now_ms - MAX_DELAY_MS <= at_ms <= now_ms:
             at_ms = now_ms
         self._count += 1
@@ -35,7 +35,7 @@ class Ordering:
             self._write_next()
 
     def release(self, now_ms: int) -> None:
-        """Writes the entries that nothing older is expected before."""
+        """Writes the entries before which no older entry is expected."""
         while self._held and self._held[0][0] <= now_ms - HOLD_MS:
             self._write_next()
 

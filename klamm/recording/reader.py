@@ -1,11 +1,11 @@
 """Reads a recording: the state of the cluster at each of its moments, its entries, and the story of a partition.
 
-A moment is the number of an entry: the state just after it. The state is folded from the last keyframe on, or from the
-last moment that was asked, whichever is nearer.
+A moment is the state just after an entry, and is named by the entry's number. The state is computed from the last
+keyframe or the last requested moment, whichever is nearer.
 
 What must stay true:
-- Memory is bounded by one block and the states of a few moments, whatever the length of the file.
-- A file is not trusted: each error is a RecordingError, which names the file.
+- Memory is bounded by a few blocks and the states of a few moments, whatever the length of the file.
+- A file is not trusted: each error is a RecordingError that names the file.
 """
 
 import threading  # noqa: TID251  # a page's requests read one file, each in a thread
@@ -32,7 +32,7 @@ KEPT_BLOCKS = 8
 KEPT_BYTES = 2 * MAX_ENTRIES_BYTES
 KEPT_STATES = 4
 EXACT_ENTRIES = 40_000
-# A partition's story has at most this many entries, the newest ones.
+# A partition's story has at most this many entries: the newest ones.
 STORY_ENTRIES = 2_000
 
 
@@ -45,7 +45,7 @@ class NumberedEntry(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A stretch of the timeline: the number of entries from `first` on, from `from_ms` to `to_ms`, by mark."""
+    """A section of the timeline from `from_ms` to `to_ms`: its first entry, and the number of its entries by mark."""
 
     from_ms: int
     to_ms: int
@@ -55,12 +55,12 @@ class Bar(NamedTuple):
 
 
 class Recording:
-    """A file. `name` stands in messages. Methods may be called from several threads, and raise RecordingError."""
+    """A recording's file. `name` appears in messages. The methods are thread-safe, and raise RecordingError."""
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
         self._lock = threading.RLock()
-        # By number of the block or entry, the one used last at the end.
+        # By the number of the block or entry, the most recently used last.
         self._kept: OrderedDict[int, list[NumberedEntry]] = OrderedDict()
         self._states: OrderedDict[int, State] = OrderedDict()
         try:
@@ -77,7 +77,7 @@ class Recording:
         self.source = str(about.get("source", ""))
 
     trouble: str | None
-    """What is missing at the end of the file, as a sentence; None for a whole file."""
+    """A sentence about the missing end of the file; None for a whole file."""
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +108,7 @@ class Recording:
         return self._blocks[-1].last_ms
 
     def number_at(self, at_ms: int) -> int:
-        """The last entry up to this time, inclusive; the first entry for an earlier time."""
+        """The last entry at or before this time, or the first entry if all entries are later."""
         at = bisect_right(self._blocks, at_ms, key=lambda block: block.first_ms) - 1
         if at < 0:
             return 0
@@ -118,10 +118,10 @@ class Recording:
         return block.first + max(0, bisect_right(self._entries(at), at_ms, key=lambda entry: entry.at_ms) - 1)
 
     def timeline(self, bars: int) -> list[Bar]:
-        """The whole recording in about this many stretches of equal time; empty ones are left out.
+        """The whole recording in about this many sections of equal time, without empty ones.
 
-        A recording of more than EXACT_ENTRIES entries is counted by the heads of its blocks: their entries all stand in
-        the stretch in which the block begins.
+        In a recording of more than EXACT_ENTRIES entries, all entries of a block count in the section in which the
+        block begins.
         """
         width_ms = max(1, -(-(self.last_ms - self.first_ms + 1) // bars))
         made: dict[int, Bar] = {}
@@ -147,7 +147,7 @@ class Recording:
     # -- entries ----------------------------------------------------------------------------------------------------
 
     def entry(self, number: int) -> NumberedEntry:
-        """One entry. Raises IndexError when there is none of that number."""
+        """One entry. Raises IndexError for a number without an entry."""
         if not 0 <= number < self.count:
             raise IndexError(f"{self.name} has entries 0 to {self.count - 1}, not {number}")
         at = self._block_of(number)
@@ -158,7 +158,7 @@ class Recording:
         return [self.entry(number) for number in range(max(0, first), min(self.count, first + limit))]
 
     def next_marked(self, number: int, *, back: bool = False) -> int | None:
-        """The nearest entry with a mark after this one, or before it; None without one."""
+        """The nearest entry with a mark after this entry, or before it with `back`; None if there is none such."""
         blocks: Sequence[int] = (
             range(self._block_of(number), -1, -1) if back else range(self._block_of(number), len(self._blocks))
         )
@@ -176,7 +176,7 @@ class Recording:
     ) -> list[NumberedEntry]:
         """The newest STORY_ENTRIES entries about a partition up to the entry `last`, oldest first.
 
-        With `brokers`: also the elections of controllers, and the registrations of these brokers.
+        With `brokers` it includes controller elections and the registrations of these brokers.
         """
         last = self.count - 1 if last is None else last
         paths = {topic_path(topic), delete_topic_path(topic), partition_state_path(topic, partition)}
@@ -251,12 +251,12 @@ class Recording:
             return kept
 
     def _kept_bytes(self) -> int:
-        """At most; a keyframe is not kept."""
+        """An upper bound of the size of the kept entries. Keyframes are not kept."""
         return sum(min(self._blocks[at].raw_bytes, MAX_ENTRIES_BYTES) for at in self._kept)
 
 
 def _entry(name: str, block: Block, place: int, line: bytes) -> NumberedEntry:
-    """The entry in a line, whose number and time must be those that the head of its block allows."""
+    """The entry in a line. Its time must be within those of the block's head."""
     number = block.first + place
     try:
         found = json_bytes.decode(line)
@@ -271,7 +271,7 @@ def _entry(name: str, block: Block, place: int, line: bytes) -> NumberedEntry:
 
 
 def _apply(state: State, entry: NumberedEntry) -> None:
-    # The writer's state was not changed by such an entry either.
+    # Such an entry did not change the writer's state either.
     with suppress(EntryError):
         state.apply(entry.entry, entry.at_ms)
 
@@ -292,7 +292,7 @@ def _is_about(entry: Json, topic: str, partition: int, paths: Container[str]) ->
 
 
 def _without_others(entries: list[NumberedEntry], topic: str, partition: int) -> list[NumberedEntry]:
-    """Without the versions of the topic's assignment that change other partitions only."""
+    """The entries without versions of the topic's assignment that only change other partitions."""
     kept, known = [], None
     for entry in entries:
         if entry.entry.get("path") == topic_path(topic):
@@ -305,7 +305,7 @@ def _without_others(entries: list[NumberedEntry], topic: str, partition: int) ->
 
 
 def _assigned(entry: Json, topic: str, partition: int) -> tuple[Sequence[int], ...] | None:
-    """The replicas of a partition, those being added and those being removed, in a version of its topic's znode."""
+    """A partition's replicas, adding replicas and removing replicas in a version of its topic's znode."""
     try:
         data = znode_of(entry).data
         if data is None:

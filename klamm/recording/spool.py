@@ -1,7 +1,7 @@
-"""Keeps the versions of a cluster's znodes in memory, until a recording of them is wanted.
+"""Keeps the versions of a cluster's znodes in memory until a recording is written.
 
-What must stay true: a version that comes costs an append; each thousand are compressed together. Memory is bounded by
-MAX_BYTES; from then on the newest versions are not kept, and `dropped` tells how many.
+What must stay true: adding a version is an append; versions are compressed in chunks. Memory is bounded by about
+MAX_BYTES; later versions are dropped, and `dropped` counts them.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ class Spool:
 
     def __init__(self) -> None:
         self.dropped = 0
-        # Chunks, and what is newer than they are. They are replaced together, so a reader sees each version once.
+        # The chunks, and the newer versions. Both are replaced together, so a reader sees each version once.
         self._kept: tuple[list[bytes], list[tuple[int, Znode]]] = ([], [])
         self._chunks_bytes = self._newest_bytes = 0
 
     def add(self, at_ms: int, znode: Znode) -> None:
-        """Keeps a version."""
+        """Keeps a version, or counts it as dropped."""
         if self._chunks_bytes > MAX_BYTES:
             self.dropped += 1
             return

@@ -1,14 +1,14 @@
 """The state of a cluster at a moment of a recording, and what each entry changes in it. Pure.
 
-A state is a dict for each of its sections, of immutable values. So two states are compared, and a state is written into
-a keyframe, without knowing what the sections mean.
+A state has a dict of immutable values for each section. So states can be compared and written into keyframes without
+knowing what the sections mean.
 
 | section      | key                | value                                                |
 |--------------|--------------------|------------------------------------------------------|
 | `cluster`    | `id`               | the cluster's id                                     |
 |              | `controller`       | the controller's broker id; absent without one       |
 |              | `controller_epoch` | its epoch                                            |
-|              | `event`            | what it processes now, [name, since_ms]; may be absent |
+|              | `event`            | its current event, [name, since_ms]; may be absent   |
 | `brokers`    | broker id          | `BrokerMoment` of each registered broker             |
 | `topics`     | topic              | `TopicMoment`                                        |
 | `partitions` | (topic, partition) | `PartitionMoment`                                    |
@@ -17,8 +17,8 @@ a keyframe, without knowing what the sections mean.
 | `faults`     | fault, as text     | the fault as text                                    |
 
 What must stay true:
-- The same entries make the same state, from a keyframe on or from the start.
-- An entry that contradicts the state (a state of an unknown partition, say) changes nothing.
+- The same entries make the same state, from a keyframe or from the start.
+- An entry that contradicts the state, such as a state of an unknown partition, changes nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -59,7 +59,7 @@ class BrokerMoment(NamedTuple):
 
 
 class TopicMoment(NamedTuple):
-    """A topic. `czxid` tells it from an earlier one of the same name; `id` is None before Kafka 2.8."""
+    """A topic. `czxid` distinguishes it from an earlier topic of the same name; `id` is None before Kafka 2.8."""
 
     czxid: int
     id: str | None
@@ -87,14 +87,14 @@ class PartitionMoment(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What an entry means: the mark that a timeline gives it, and a sentence. "" for no mark or nothing to say."""
+    """An entry's mark on a timeline, and a sentence about it; each is "" if there is none."""
 
     mark: str
     text: str
 
 
 MARKS = ("election", "isr", "controller", "broker", "topic", "reassignment", "fault", "server", "failure", "event")
-"""The marks of a timeline, the most important of a moment first where they are shown in one place."""
+"""The marks of a timeline, the most important first."""
 
 SECTIONS = ("cluster", "brokers", "topics", "partitions", "deletions", "servers", "faults")
 
@@ -102,7 +102,7 @@ _NOTHING = Change("", "")
 
 
 class State:
-    """See the module. `sections` is to be read only."""
+    """See the module. Callers must not change `sections`."""
 
     def __init__(self) -> None:
         self.cluster: dict[str, Any] = {}
@@ -136,7 +136,7 @@ class State:
     # -- entries ------------------------------------------------------------------------------------------------------
 
     def apply(self, entry: Mapping[str, Any], at_ms: int) -> Change:
-        """Changes the state as the entry says. Raises EntryError for an entry that nothing writes so."""
+        """Changes the state as the entry says. Raises EntryError for an entry that klamm does not write."""
         kind = entry["kind"]
         if kind in (ZNODE, ZNODE_DELETED):
             return self._znode(znode_of(entry))
@@ -355,7 +355,7 @@ def _leader_and_isr(known: PartitionMoment) -> LeaderAndIsr | None:
 
 
 def replicas_of(partition: PartitionMoment) -> Iterator[int]:
-    """Every broker with a replica, those that are added and removed included, each once."""
+    """Every broker with a replica, including adding and removing replicas, each once."""
     return iter(dict.fromkeys((*partition.replicas, *partition.adding, *partition.removing)))
 
 

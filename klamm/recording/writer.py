@@ -1,10 +1,10 @@
 """Writes a recording: entries in the order of time, in blocks, and from time to time a keyframe.
 
 What must stay true:
-- Times never go back: an entry that comes late gets the time of the one before.
-- A keyframe costs at most half of what the entries since the last one cost, so a large cluster has few.
-- What was flushed is readable whatever happens to the writer later. A block stays within what a reader takes: an entry
-  that is too long is left out, and the file says so.
+- Times never go back: a late entry gets the time of the entry before it.
+- A keyframe is written only after entries of twice the last keyframe's size, so a large cluster has few keyframes.
+- Flushed entries stay readable whatever happens to the writer. Blocks stay within the reader's limits: an entry that is
+  too long is replaced by a note.
 """
 
 from collections import Counter
@@ -18,13 +18,13 @@ from klamm.recording.state import State
 BLOCK_ENTRIES: Final = 4_096
 BLOCK_BYTES: Final = 1024 * 1024
 KEYFRAME_ENTRIES: Final = 20_000
-# The largest znode that ZooKeeper takes by default. JSON may write a character as six bytes, which a block has room for
-# besides what it holds already.
+# The largest znode that ZooKeeper accepts by default. A block has room for such an entry, even if JSON writes each
+# character as six bytes.
 MAX_ENTRY_CHARACTERS: Final = 1024 * 1024
 
 
 class RecordingWriter:
-    """Writes into `file`, which the caller closes. `about` says in a sentence what is recorded.
+    """Writes into `file`, which the caller closes. `about` is a sentence about what is recorded.
 
     All methods may raise OSError.
     """
@@ -45,9 +45,9 @@ class RecordingWriter:
         self.flush()
 
     def add(self, entry: Json, at_ms: int, *, is_news: bool = True) -> None:
-        """Appends an entry. An entry that is not one of klamm's own is kept, with what is wrong with it.
+        """Appends an entry. An invalid entry is kept, together with the error.
 
-        `is_news` False: the entry is about something that was so before the recording began, and gets no mark.
+        Without `is_news` the entry describes the state before the recording began, and gets no mark.
         """
         at_ms = max(at_ms, self._last_ms)
         if (size := _characters(entry)) > MAX_ENTRY_CHARACTERS:
@@ -73,7 +73,7 @@ class RecordingWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was added so far."""
+        """Writes the entries that were added so far."""
         if not self._lines:
             return
         write_block(
@@ -111,7 +111,7 @@ class RecordingWriter:
 
 
 def _characters(entry: Json) -> int:
-    """About how long an entry is. A number is at most eleven characters long."""
+    """The approximate length of an entry. A number has at most eleven characters."""
     return sum(
         len(each) if isinstance(each, str) else 11 * len(each) for each in entry.values() if hasattr(each, "__len__")
     )

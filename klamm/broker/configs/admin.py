@@ -1,8 +1,8 @@
 """Alters the stored configurations of topics and brokers (Kafka's `ZkAdminManager`); `alterations` decides.
 
-The operator's policy is asked when the alteration is otherwise valid.
+The operator's policy is asked if the alteration is otherwise valid.
 
-Nothing takes effect here: every broker, including this one, learns of the change from ZooKeeper (`change_listener`).
+This module only stores changes: every broker, including this one, learns of them from ZooKeeper (`change_listener`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ Entries = Sequence[tuple[str, str | None]]
 
 
 class ConfigAdmin:
-    """`zookeeper()` is the store of the current session. Methods raise KafkaErrors, for topics also
-    UNKNOWN_TOPIC_OR_PARTITION, ZooKeeperError when the session ends, and ZnodeError when the stored configuration
+    """`zookeeper()` is the store of the current session. Methods raise KafkaError (for topics also
+    UNKNOWN_TOPIC_OR_PARTITION), ZooKeeperError when the session ends, and ZnodeError when the stored configuration
     cannot be parsed (it can be replaced, but not changed).
 
-    A broker is named by its id as text; an empty name is the default of the cluster. A broker alters only itself and
-    the default, because only it can tell whether it could run with the result.
+    A broker's name is its id as text; an empty name is the cluster's default. A broker only alters its own configs and
+    the default, because only that broker can tell whether it could run with the result.
     """
 
     def __init__(

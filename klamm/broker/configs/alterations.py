@@ -3,8 +3,8 @@
 Pure; Kafka's `ZkAdminManager.alterConfigs` and `incrementalAlterConfigs`. An alteration is refused as a whole: if any
 entry is invalid, nothing is stored.
 
-Where klamm differs from Kafka 2.8.2: APPEND to an empty list adds no empty element before the first one (Kafka's
-`,0:1` is then refused by its own followers), and SUBTRACT accepts blanks after commas.
+Differences from Kafka 2.8.2: APPEND to an empty list adds no empty element before the first (Kafka's own followers
+refuse its `,0:1`), and SUBTRACT accepts blanks after commas.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ def change_topic_config(
 def replace_broker_config(
     config: BrokerConfig, entries: Sequence[tuple[str, str | None]], *, per_broker: bool
 ) -> dict[str, str]:
-    """The dynamic configs, exactly these, of the broker that runs with `config`, or the default of all brokers.
+    """Exactly these dynamic configs, of the broker that runs with `config` or of the default of all brokers.
 
     KafkaError INVALID_REQUEST.
     """
@@ -52,7 +52,7 @@ def change_broker_config(
 ) -> dict[str, str]:
     """The dynamic configs after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST.
 
-    Invalid stored configs are removed, as in Kafka; but those that guard records are removed only if the change names
+    Invalid stored configs are removed, as in Kafka. Configs that guard records are removed only if the change names
     them. A password that a Kafka broker has stored stays as it is.
     """
     passwords = {name: text for name, text in stored.items() if is_password(name)}
@@ -116,7 +116,7 @@ def _changed_list(configs: Mapping[str, str], name: str, value: str, op_type: Op
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Config value {op_type.name.lower()} is not allowed for config key: {name}"
         )
-    # As in Kafka, a list that is not set begins with the key's default, not with the topic's inherited value.
+    # As in Kafka, a list that is not set starts from the key's default, not from the topic's inherited value.
     elements = _elements(configs.get(name, format_value(key.type, key.default) or ""))
     if op_type is OpType.APPEND:
         longer = ",".join(elements + _elements(value))

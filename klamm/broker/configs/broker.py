@@ -1,9 +1,9 @@
-"""This broker's current configuration: its file, overridden by the dynamic configs in ZooKeeper, first those of all
-brokers, then those of this broker (Kafka's `DynamicBrokerConfig`).
+"""This broker's current configuration: its file, overridden by the dynamic configs of all brokers and then of this
+broker in ZooKeeper (Kafka's `DynamicBrokerConfig`).
 
 What must stay true: `current` is valid, and a znode never stops a broker. An unreadable stored config is logged and
 never makes the broker less safe: the last known values count, or the safest ones (`klamm.config.safest`). If the values
-of a level contradict each other or the file, only those that guard records are applied.
+of a level contradict each other or the file, only the configs that guard records are applied.
 """
 
 import logging
@@ -59,7 +59,8 @@ async def _stored(store: KafkaZooKeeper, entity_path: str) -> Stored:
 
 
 def _level_by_level(static: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
-    """Applies only the configs that guard records of a level that contradicts the levels below; these never do."""
+    """Applies the levels. If a level contradicts the levels below, only its configs that guard records are applied;
+    these never contradict."""
     config = _with_level(static, "the default configs of the cluster", default=default)
     return _with_level(config, "the dynamic configs of this broker", broker=broker)
 
@@ -84,7 +85,7 @@ def _names(level: Mapping[str, str], kept: Mapping[str, str]) -> tuple[list[str]
 
 
 def _usable(stored: Stored, known: Mapping[str, str] | None, *, per_broker: bool) -> dict[str, str]:
-    """The usable configs of a level. `known` are those in force so far, None if nothing was read yet."""
+    """The usable configs of a level. `known` are the configs in force so far, None before the first reading."""
     if isinstance(stored, ZnodeError):
         level = dict(SAFEST_BROKER_VALUES if known is None else known)
         _log.error("dynamic configs cannot be read: %s. Until they are corrected, these apply: %s", stored, level)

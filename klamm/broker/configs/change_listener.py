@@ -4,7 +4,7 @@ A change of an entity's configuration adds a notification to /config/changes, wh
 only names the entity: its configuration is read when the notification is processed.
 
 What must stay true:
-- Notifications are processed in the order of their numbers, each once; of several about one entity the last one counts.
+- Notifications are processed once, in the order of their numbers. Only the last one about an entity counts.
 - A broken notification does not stop the processing of later ones.
 - No change is missed: a new session reads everything again, because notifications are removed after 15 minutes, and
   this broker may have been without a session for longer.
@@ -30,10 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigChangeListener:
-    """From `start` to `stop`. `zookeeper()` is the store of the current session, `now_ms()` the wall clock.
+    """Listens from `start` to `stop`. `zookeeper()` is the store of the current session, `now_ms()` the wall clock.
 
-    `changed(entity_path)` reads and applies the entity's configuration, `reload()` all that this broker uses; both may
-    raise ZooKeeperError and are then called again.
+    `changed(entity_path)` reads and applies the entity's configuration, `reload()` all configurations that this broker
+    uses. Both may raise ZooKeeperError, and are then called again.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ConfigChangeListener:
         self._task = start_task(self._run(), self._on_failure)
 
     def new_session(self) -> None:
-        """Starts over in a new session, which has no watch yet."""
+        """Starts again in a new session, which has no watch yet."""
         self._session += 1
         self._has_news.set()
 
     async def stop(self) -> None:
-        """After this returns, no change is applied."""
+        """Stops listening. No change is applied after this returns."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,7 +1,8 @@
 """Puts changed configurations into effect (Kafka's `TopicConfigHandler`, `BrokerConfigHandler` and `DynamicLogConfig`).
 
 A topic's configuration reaches the topic's partitions and logs; a broker's reaches the topics that inherit from it.
-Listeners and the controller subscribe to broker configurations. Those of users, clients and addresses are quotas.
+Listeners and the controller subscribe to broker configurations. Configurations of users, clients and addresses are
+quotas.
 """
 
 import logging
@@ -78,6 +79,6 @@ class ConfigHandlers:
         _log.info("dynamic configs of brokers are read again; changed: %s", ", ".join(changed) or "none")
         if (old.dynamic_default, old.dynamic_broker) != (new.dynamic_default, new.dynamic_broker):
             # Runs even if no value changes, because descriptions of topics show the source of each value. Comes last,
-            # because a concurrent call may overtake this one here.
+            # because a concurrent call may overtake this call here.
             await self._topic_configs.inherit()
             await self._replica_manager.update_topic_configs()

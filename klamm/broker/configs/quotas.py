@@ -1,9 +1,9 @@
-"""The quotas that ZooKeeper has in /config/users, /config/clients and /config/ips, put into effect (Kafka's
-`UserConfigHandler`, `ClientIdConfigHandler` and `IpConfigHandler`).
+"""Applies the quotas in /config/users, /config/clients and /config/ips of ZooKeeper (Kafka's `UserConfigHandler`,
+`ClientIdConfigHandler` and `IpConfigHandler`).
 
 What must stay true:
-- A quota that cannot be read (from a znode written by hand) is logged, and the last known one stays in force.
-- Of the quotas of several names for one address the lowest holds, in whatever order they were set.
+- A quota that cannot be read (from a znode written by hand) is logged, and the last known quota stays in force.
+- If several names of one address have quotas, the lowest holds, in whatever order they were set.
 """
 
 import logging
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 class QuotaConfigs:
     """`load` comes before clients are served. `zookeeper()` is the store of the current session.
 
-    `set_connection_rate` bounds the new connections per second of an address, or by default (None); a rate of None
-    takes the bound back.
+    `set_connection_rate` bounds the new connections per second of an address, or sets the default (None). A rate of
+    None removes the bound.
     """
 
     def __init__(

@@ -16,16 +16,16 @@ from klamm.config.topic import TopicConfig
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 
-# The number of topics whose configurations are made before others have the loop.
+# How many topics' configurations a slice makes.
 TOPICS_PER_SLICE = 200
 
 _log = logging.getLogger(__name__)
 
 
 class TopicConfigs:
-    """Topic -> configuration. `load` comes before a topic's first log is opened.
+    """The configurations by topic. `load` must come before a topic's first log is opened.
 
-    `zookeeper()` is the store of the current session. `on_change` is told each kept configuration.
+    `zookeeper()` is the store of the current session. `on_change` gets each kept configuration.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TopicConfigs:
                 self._keep(topic, config)
 
     async def refresh(self, topic: str) -> TopicConfig:
-        """Reads the topic's configuration after a notification in this session; keeps it if the topic had one kept.
+        """Reads the topic's configuration after a notification in this session. Keeps it only if one was kept before.
 
         Raises ZooKeeperError.
         """
@@ -68,17 +68,17 @@ class TopicConfigs:
         async with self._keeping:
             self._default = TopicConfig.from_overrides(self._config.current, {})
             async for topic in each(self._configs, TOPICS_PER_SLICE):
-                # A topic may be forgotten while others have the loop.
+                # A topic may be forgotten between slices.
                 if (kept := self._configs.get(topic)) is not None:
                     self._keep(topic, self._make(topic, kept.overrides))
 
     async def read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
-        """The configurations of these topics as ZooKeeper has them now. Raises ZooKeeperError when the session ends."""
+        """The current configurations of these topics in ZooKeeper. Raises ZooKeeperError when the session ends."""
         await self._zookeeper().sync()
         return await self._read(topics)
 
     async def _read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
-        """The configurations as this session's server has them."""
+        """The configurations on this session's ZooKeeper server."""
         stored = await self._zookeeper().configs.of_topics(topics)
         return {
             topic: self._make(topic, overrides) async for topic, overrides in each(stored.items(), TOPICS_PER_SLICE)
@@ -103,7 +103,7 @@ class TopicConfigs:
         return config
 
     def of(self, topic: str) -> TopicConfig:
-        """The topic's configuration; the broker's defaults for one that was not loaded."""
+        """The topic's configuration, or the broker's defaults if it was not loaded."""
         return self._configs.get(topic, self._default)
 
     def forget(self, topic: str) -> None:

@@ -1,3 +1,3 @@
-"""What the coordinators of `klamm.coordinator` need of a broker: their logs, their topics, producer ids, and the way of
-the markers that end transactions.
+"""The parts of a broker that the coordinators of `klamm.coordinator` need: their logs, their topics, producer ids, and
+the sending and appending of transaction markers.
 """

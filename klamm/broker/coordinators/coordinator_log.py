@@ -1,5 +1,5 @@
-"""The partitions of `__consumer_offsets` or `__transaction_state` as their coordinator needs them: the port
-`CoordinatorLog`, on hosted partitions.
+"""The coordinators' access to the partitions of `__consumer_offsets` or `__transaction_state` that this broker hosts:
+the port `CoordinatorLog`.
 
 What must stay true:
 - An append is answered when all in-sync replicas have its records (for groups: as `offsets.commit.required.acks` says,
@@ -7,16 +7,15 @@ What must stay true:
 - Appends to one partition are in the log, and are answered, in the order of the calls.
 - Queued records are appended only while this broker leads without a break: another leader in between may have written
   records that must not be overwritten.
-- A small append to a partition that has none in this turn of the loop happens at once: on a loaded broker a client
-  would wait long for one more turn. Later appends of the same turn, of different callers, become one batch, so that
-  many small commits, or the tombstones of many groups, cost little more than two. The records of one caller always stay
-  in one batch, and a batch that is too large has only one caller: one client's records never fail another client's
-  commit.
-- The records of a transaction are a batch of their own, with its producer's id and epoch. A reader gets them in the
-  order of the log, as it gets the markers, and decides itself what counts.
-- A reader decompresses no large batch on the loop, and decodes it in parts.
-- A reader gets no batch whose bytes are not those that were written: the checksum is verified, and what it does not
-  cover, the base offset, must continue the log. The error names the log and what mends it.
+- The first small append to a partition in a turn of the loop happens at once: on a loaded broker the client would wait
+  long for one more turn. Later appends of the same turn become one batch, so that many small commits, or the tombstones
+  of many groups, cost little more than two. The records of one caller always stay in one batch, and a batch that is too
+  large has only one caller, so one client's records never fail another client's commit.
+- The records of a transaction are a batch of their own, with the producer id and epoch. A reader gets them and the
+  markers in the order of the log, and decides itself which records count.
+- A reader does not decompress large batches on the loop, and decodes them in parts.
+- A reader only gets batches as they were written: the checksum is verified, and the base offset, which the checksum
+  does not cover, must continue the log. The error names the log and the remedy.
 
 Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadGroupsAndOffsets`),
 kafka.coordinator.transaction.TransactionStateManager (`appendTransactionToLog`, `loadTransactionMetadata`).
@@ -55,11 +54,11 @@ from klamm.replication.replica_manager import ProduceResult, ReplicaManager
 from klamm.storage.log.log import FetchedRecords
 from klamm.storage.log.producer_state import AppendOrigin
 
-# What may be appended at once, in the step of the caller, which has other work as well.
+# The most that is appended at once, in the step of the caller, which has other work as well.
 APPENDED_AT_ONCE_MAX_BYTES = 4 * 1024
-# Records of different callers share a batch up to this size, and up to half of what the topic allows.
+# Records of different callers share a batch up to this size, and up to half of the topic's limit.
 SHARED_BATCH_MAX_BYTES = 64 * 1024
-# More than a record's lengths, deltas and attributes take.
+# An upper bound of the size of a record's lengths, deltas and attributes.
 RECORD_OVERHEAD_BYTES = 24
 
 
@@ -76,7 +75,7 @@ class _Term(NamedTuple):
 
 
 class _Append(NamedTuple):
-    """Records that wait for their step of the loop. No caller waits for records without a `result`."""
+    """Records that wait for their turn of the loop. No caller waits for records without a `result`."""
 
     records: Sequence[KeyAndValue]
     result: "asyncio.Future[Appended] | None"
@@ -84,7 +83,7 @@ class _Append(NamedTuple):
     producer: TransactionalProducer | None = None
 
     def goes_with(self, other: "_Append") -> bool:
-        """Whether the two may share a batch: callers wait for both, or for neither, and outside of transactions."""
+        """Whether both may share a batch: neither is in a transaction, and callers wait for both or for neither."""
         return (
             (self.result is None) is (other.result is None)
             and self.term == other.term
@@ -94,7 +93,7 @@ class _Append(NamedTuple):
 
 
 class CoordinatorLogSettings(NamedTuple):
-    """How the records of a coordinator's topic are written and read."""
+    """The settings for writing and reading a coordinator's topic."""
 
     required_acks: int
     append_timeout_ms: int
@@ -103,7 +102,7 @@ class CoordinatorLogSettings(NamedTuple):
 
 
 def offsets_log_settings(config: BrokerConfig) -> CoordinatorLogSettings:
-    """Those of `__consumer_offsets`."""
+    """The settings of `__consumer_offsets`."""
     return CoordinatorLogSettings(
         config.offsets_commit_required_acks,
         config.offsets_commit_timeout_ms,
@@ -113,16 +112,16 @@ def offsets_log_settings(config: BrokerConfig) -> CoordinatorLogSettings:
 
 
 def transaction_log_settings(config: BrokerConfig) -> CoordinatorLogSettings:
-    """Those of `__transaction_state`."""
+    """The settings of `__transaction_state`."""
     return CoordinatorLogSettings(
         ACKS_ALL, config.request_timeout_ms, CompressionType.NONE, config.transaction_state_log_load_buffer_size
     )
 
 
 class CoordinatorLog:
-    """Appends to and reads from the partitions of `topic` that this broker hosts. Made while the loop runs.
+    """Appends to and reads from the partitions of `topic` that this broker hosts. Create it while the loop runs.
 
-    `settings` gives the current ones. `on_failure` gets the faults in work that no caller waits for.
+    `settings` returns the current settings. `on_failure` gets programming errors in work that no caller waits for.
     """
 
     def __init__(
@@ -183,12 +182,13 @@ class CoordinatorLog:
         self._queued[partition].append(append)
 
     def _gather(self, partition: int) -> None:
-        """From now on appends wait for the next turn of the loop, and share its batch."""
+        """Has later appends wait for the next turn of the loop and share its batch."""
         self._queued[partition] = deque()
         self._loop.call_soon(self._append_queued, partition)
 
     def _append_queued(self, partition: int) -> None:
-        """Appends one batch after the other. One that has synced the log (flush.messages) is the last of its step."""
+        """Appends one batch after the other. A batch that has synced the log (flush.messages) is the last of its
+        step."""
         queued = self._queued[partition]
         while queued:
             if self._append_or_fail(partition, self._next_batch(partition, queued)):
@@ -362,8 +362,8 @@ class CoordinatorLog:
 
 
 def _checked_batches(fetched: FetchedRecords, offset: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each batch that was read from `offset` on in a log that ends at `end`. The first may begin
-    before `offset`. Raises KafkaError(CORRUPT_MESSAGE)."""
+    """(position, header) of each batch that was read from `offset` on in a log that ends at `end`. The first batch may
+    begin before `offset`. Raises KafkaError(CORRUPT_MESSAGE)."""
     if fetched.next_offset > end:
         raise corrupt_message(f"offset {fetched.next_offset} is behind its end {end}")
     for position, header in iterate_batches(fetched.data):
@@ -393,7 +393,7 @@ def _log_batches(data: Buffer, position: int, header: BatchHeader, body: Buffer)
 
 
 def _size_bytes(records: Sequence[KeyAndValue]) -> int:
-    """An upper estimate of the records' size in a batch."""
+    """An upper bound of the records' size in a batch."""
     return sum(len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES for key, value in records)
 
 

@@ -1,6 +1,6 @@
 """The topic of a kind of coordinator, `__consumer_offsets` or `__transaction_state`.
 
-It finds the coordinator of a group or a transactional id, and creates the topic.
+`CoordinatorTopic` finds the coordinator of a group or a transactional id, and creates the topic.
 
 What must stay true:
 - The number of partitions decides which broker coordinates a key (a group's id, or a transactional id), so all brokers
@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorTopic:
-    """What this broker knows of the topic. `new_topic` describes it as this broker would create it; `zookeeper()` is
-    the store of the current session."""
+    """This broker's knowledge of the topic. `new_topic` describes the topic that this broker would create;
+    `zookeeper()` is the store of the current session."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class CoordinatorTopic:
                 self._partition_count = len(assignment.partitions)
 
     def partition_for(self, key: str) -> int:
-        """The partition that keeps the key, and whose leader coordinates it; UNKNOWN_PARTITION without the topic."""
+        """The partition that has the key and whose leader coordinates it; UNKNOWN_PARTITION without the topic."""
         return partition_for(key, self._partition_count) if self._partition_count else UNKNOWN_PARTITION
 
     async def find_coordinator(
@@ -84,7 +84,8 @@ class CoordinatorTopic:
         return state.leader, endpoint
 
     async def _create(self, changes: Mutations) -> None:
-        """Does not wait for leaders. Raises KafkaError COORDINATOR_NOT_AVAILABLE with the reason when it cannot be."""
+        """Creates the topic without waiting for leaders. Raises KafkaError COORDINATOR_NOT_AVAILABLE with the reason if
+        that fails."""
         refused = await self._auto_topic_creation.create([self.new_topic()], changes)
         error = refused.get(self.name)
         if error is not None:

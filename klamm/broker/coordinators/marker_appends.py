@@ -1,4 +1,4 @@
-"""Appends the markers that end transactions to the partitions that this broker leads (a part of Kafka's
+"""Appends transaction markers to the partitions that this broker leads (a part of Kafka's
 `KafkaApis.handleWriteTxnMarkersRequest`).
 
 What must stay true:
@@ -6,8 +6,8 @@ What must stay true:
   repeated marker changes nothing.
 - A group sees the offsets of a transaction only after the marker in its partition of `__consumer_offsets` has been
   replicated, and before the marker counts as written.
-- Every marker that is appended is followed to its end, even if the coordinator hangs up.
-- Each marker is waited for by itself, so that a slow partition delays no group of another one.
+- Every appended marker is followed to its end, even if the coordinator disconnects.
+- Each marker is awaited separately, so that a slow partition delays no groups of other partitions.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from klamm.storage.log.producer_state import AppendOrigin
 Codes = Mapping[PartitionKey, ErrorCode]
 Appended = tuple[str, int, ProduceResult]
 
-# The number of partitions that are appended to in one slice: some milliseconds.
+# How many partitions a slice appends to, in some milliseconds.
 MARKERS_PER_SLICE = 100
 
 
 class MarkerAppends:
-    """See the module. Made while the loop runs."""
+    """See the module. Create it while the loop runs."""
 
     def __init__(
         self,
@@ -54,8 +54,9 @@ class MarkerAppends:
         self._loop = asyncio.get_running_loop()
 
     async def append(self, markers: Sequence[TransactionMarker]) -> "list[asyncio.Future[Codes]]":
-        """Appends the markers, in slices. For each, the future results of its partitions: NONE once the marker is on
-        all in-sync replicas, REQUEST_TIMED_OUT if that takes too long, or why it was not appended."""
+        """Appends the markers, in slices. Returns for each marker a future with the results of its partitions: NONE
+        once the marker is on all in-sync replicas, REQUEST_TIMED_OUT if that takes too long, or why it was not
+        appended."""
         slices = Slices(MARKERS_PER_SLICE, self._loop.time)
         return [await self._append(marker, slices) async for marker in each(markers, slices)]
 
@@ -101,7 +102,7 @@ class _Following:
         replica_manager.when_replicated([appended], timeout_ms, lambda: self._replicated(appended, marker_offset))
 
     def wait(self) -> "asyncio.Future[Codes]":
-        """All partitions have been added."""
+        """The future of the results. Call it after all partitions have been added."""
         self._is_complete = True
         self._finish_if_decided()
         return self._finished

@@ -29,8 +29,8 @@ class ProducerIds:
     async def next(self) -> int:
         """An id that was never given out before.
 
-        Raises KafkaError when a new block is needed and ZooKeeper does not give it. COORDINATOR_LOAD_IN_PROGRESS is
-        retried by every client; with most other codes Java's producer fails for good.
+        Raises KafkaError when a new block is needed and ZooKeeper does not provide it. Every client retries after
+        COORDINATOR_LOAD_IN_PROGRESS; most other codes end Java's producer.
         """
         while self._next > self._last:
             try:

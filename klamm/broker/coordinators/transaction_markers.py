@@ -1,9 +1,9 @@
-"""The way of a transaction coordinator to the leaders of partitions: the port `MarkerSender` (the network side of
-Kafka's `TransactionMarkerChannelManager`).
+"""Sends transaction markers from a transaction coordinator to partition leaders: the port `MarkerSender` (the network
+side of Kafka's `TransactionMarkerChannelManager`).
 
 What must stay true:
-- Every broker has one connection with one request in flight: the coordinator has one call for each broker unanswered,
-  and it bounds the partitions of a call, which is one request.
+- There is one connection to each broker, with one request in flight: the coordinator makes one call at a time for each
+  broker. A call is one request, and the coordinator bounds its partitions.
 - When a broker is no longer alive, or has moved, requests to its former address end at once (`brokers_changed`).
 - Markers for partitions led here go to `MarkerAppends` without a connection.
 """
@@ -29,7 +29,7 @@ _Entry = WriteTxnMarkersRequest.WritableTxnMarker
 
 
 class TransactionMarkers:
-    """The markers of the coordinator on broker `broker_id`. `address_of` gives where a live broker listens to other
+    """The markers of the coordinator on broker `broker_id`. `address_of` returns the address of a live broker for other
     brokers; None if the broker is not alive, or has no such listener. `zookeeper()` is the store of the current
     session."""
 
@@ -60,13 +60,13 @@ class TransactionMarkers:
         self._channels: dict[int, _Channel] = {}
 
     def leader(self, partition: PartitionKey) -> int | None:
-        """As `MarkerSender.leader`."""
+        """Like `MarkerSender.leader`."""
         state = self._metadata_cache.snapshot.partition(*partition)
         return None if state is None else max(state.leader, NO_LEADER)
 
     async def deleted(self, partitions: Sequence[PartitionKey]) -> list[PartitionKey]:
-        """As `MarkerSender.deleted`. A topic counts as deleted from when its deletion has begun, which may wait for
-        a dead broker for long: the topic is marked, and the controller has taken it from the metadata."""
+        """Like `MarkerSender.deleted`. A topic counts as deleted as soon as its deletion has begun, which may wait long
+        for a dead broker: the topic is marked, and the controller has removed it from the metadata."""
         store = self._zookeeper()
         try:
             existing = await store.existing_topics(dict.fromkeys(topic for topic, _ in partitions))
@@ -85,7 +85,7 @@ class TransactionMarkers:
         ]
 
     async def write(self, broker_id: int, markers: Sequence[TransactionMarker]) -> list[Codes]:
-        """As `MarkerSender.write`."""
+        """Like `MarkerSender.write`."""
         if broker_id == self._broker_id:
             return [await codes for codes in await self._appends.append(markers)]
         address = self._address_of(broker_id)
@@ -103,7 +103,7 @@ class TransactionMarkers:
         ]
 
     def brokers_changed(self) -> None:
-        """The metadata cache has changed: ends the connections to brokers that are gone or have moved."""
+        """Ends the connections to brokers that are gone or have moved. Call it after changes of the metadata cache."""
         for broker_id in list(self._channels):
             address = self._address_of(broker_id)
             self._channels[broker_id].move(address)
@@ -143,7 +143,7 @@ class _Channel:
             self._attempt = self._address = None
 
     def move(self, address: Address | None) -> None:
-        """The broker is at this address now; None means that it cannot be reached."""
+        """Sets the broker's address; None means that it cannot be reached."""
         if self._address not in (None, address) and self._attempt is not None and not self._attempt.expired():
             self._attempt.reschedule(asyncio.get_running_loop().time())
         if self._connection is not None and self._connection.address != address:

@@ -1,7 +1,7 @@
-"""AddOffsetsToTxn (key 25), versions 0 to 3: a group whose offsets a transaction is about to commit.
+"""AddOffsetsToTxn (key 25), versions 0 to 3: adds a group whose offsets a transaction is about to commit.
 
-The group's partition of `__consumer_offsets` becomes a partition of the transaction. The topic is created if no client
-has asked for a group before; the answer is then COORDINATOR_NOT_AVAILABLE, and the client asks again.
+The group's partition of `__consumer_offsets` becomes a partition of the transaction. If the topic does not exist yet,
+it is created; the answer is then COORDINATOR_NOT_AVAILABLE, and the client retries.
 """
 
 from klamm.broker.handlers.fenced_producers import code_for

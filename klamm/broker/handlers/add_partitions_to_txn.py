@@ -1,7 +1,7 @@
-"""AddPartitionsToTxn (key 24), versions 0 to 3: partitions that a transaction is about to write to.
+"""AddPartitionsToTxn (key 24), versions 0 to 3: adds partitions that a transaction is about to write to.
 
-All partitions are added, or none: if one is refused, the others get OPERATION_NOT_ATTEMPTED. Internal topics are
-refused with TOPIC_AUTHORIZATION_FAILED, as in Kafka: clients do not write to them.
+Either all partitions are added or no partition: if one is refused, the others get OPERATION_NOT_ATTEMPTED. Internal
+topics are refused with TOPIC_AUTHORIZATION_FAILED, as in Kafka: clients do not write to them.
 """
 
 from collections.abc import Awaitable, Callable

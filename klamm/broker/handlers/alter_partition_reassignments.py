@@ -1,7 +1,7 @@
-"""AlterPartitionReassignments (key 45), version 0: moves partitions to other brokers, or cancels that (KIP-455).
+"""AlterPartitionReassignments (key 45), version 0: moves partitions to other brokers, or cancels moves (KIP-455).
 
 Answered when the reassignments have begun, not when they are complete. Only the controller's broker serves it. The
-request's timeout has no effect, as in Kafka, because the answer waits for nothing.
+request's timeout has no effect, as in Kafka, because the answer does not wait.
 """
 
 from klamm.base.slices import each, in_slices

@@ -1,8 +1,8 @@
 """AlterReplicaLogDirs (key 34), versions 1 and 2: moves replicas to other log directories of this broker (KIP-113).
 
-The answer says which moves have begun; DescribeLogDirs shows how far they are. A partition that this broker does not
-host gets REPLICA_NOT_AVAILABLE, and its log is created in the named directory when the partition is assigned to this
-broker. The present directory of a replica ends its move.
+The answer says which moves have begun; DescribeLogDirs shows their progress. A partition that this broker does not host
+gets REPLICA_NOT_AVAILABLE, and its log is created in the named directory when the partition is assigned to this broker.
+Naming a replica's current directory cancels its move.
 """
 
 from collections.abc import Mapping

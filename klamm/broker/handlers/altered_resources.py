@@ -12,9 +12,9 @@ from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfig
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType
 
-# Kafka knows about 250 configs of a broker. It has no such limit, so one request can keep it busy for long.
+# A Kafka broker has about 250 configs. Kafka has no such limit, so one request can keep it busy for long.
 MAX_CONFIGS = 1_000
-# The number of resources that are altered, or refused, in one slice: some milliseconds.
+# How many resources a slice alters or refuses, in some milliseconds.
 RESOURCES_PER_SLICE = 50
 
 
@@ -37,9 +37,9 @@ async def alter_each(
     resources: Sequence[Resource],
     alter: Callable[[ConfigResourceType, Resource], Awaitable[None]],
 ) -> list[tuple[Resource, KafkaError]]:
-    """Each resource succeeds (NONE) or fails on its own, broker loggers always with INVALID_REQUEST.
+    """Alters each resource, which succeeds (NONE) or fails on its own. Broker loggers fail with INVALID_REQUEST.
 
-    If a resource has no configs or is named twice, raises KafkaError INVALID_REQUEST and alters nothing.
+    If a resource has no configs or is named twice, raises KafkaError INVALID_REQUEST and alters no resource.
     """
     named = await in_slices(mapped(lambda resource: (resource.resource_type, resource.resource_name), resources))
     async for (number, name), count in each(Counter(named).items()):

@@ -1,8 +1,8 @@
-"""ApiVersions (key 18): which APIs and versions this broker serves, straight from the registrations.
+"""ApiVersions (key 18), all versions: the APIs and versions that this broker serves, from the registrations.
 
-Every version. The dispatcher answers a request of an unknown newer version in version 0. It needs no authorization,
-because it is the first request of every client. From version 3 it returns this broker's supported features and the
-finalized ones (KIP-584), with their epoch: -1 when feature versioning is off.
+The dispatcher answers a request of an unknown newer version in version 0. The request needs no authorization, because
+it is the first request of every client. From version 3 on, the answer has this broker's supported features and the
+finalized features (KIP-584), with their epoch: -1 when feature versioning is off.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""What many APIs do with partitions, which Kafka's messages list by topic.
+"""Converts between lists of partitions and Kafka's messages, which list partitions by topic.
 
 What must stay true:
-- All of it is done in steps: a request may name 100,000 partitions.
+- All functions work in steps: a request may name 100,000 partitions.
 - The struct of a topic in a response begins with the topic and ends with its partitions.
 """
 
@@ -16,7 +16,7 @@ from klamm.protocol.vocabulary import PartitionKey
 
 Topic = TypeVar("Topic", bound=Struct)
 Named = TypeVar("Named")
-"""What a request says of a partition: its number, or a struct."""
+"""A partition in a request: its number, or a struct."""
 Value = TypeVar("Value")
 
 
@@ -55,9 +55,9 @@ def by_partition(
 def by_topic(
     response: type[Topic], answers: Iterable[tuple[str, Any]], slices: Slices | None = None
 ) -> Steps[list[Topic]]:
-    """The topics of a response with all of (topic, answer for a partition), in the order in which these name them.
+    """The topics of a response with these (topic, answer for a partition), in their order.
 
-    Loops within others count in the same `slices`.
+    Nested loops share `slices`.
     """
     topics: list[Topic] = []
     answered: dict[str, list[Any]] = {}
@@ -84,8 +84,8 @@ def sorted_out(
     allows: Callable[[str], bool],
     accept: Callable[[Named], Value],
 ) -> Steps[tuple[dict[PartitionKey, ErrorCode], dict[PartitionKey, Value]]]:
-    """The refused partitions, which do not exist or belong to a topic that `allows` forbids, and what `accept` makes
-    of the others."""
+    """The refused partitions, which do not exist or belong to a topic that `allows` forbids, and the other partitions
+    with the results of `accept`."""
     known = request.services.metadata_cache.snapshot.topics
     refused: dict[PartitionKey, ErrorCode] = {}
     accepted: dict[PartitionKey, Value] = {}

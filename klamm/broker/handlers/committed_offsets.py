@@ -1,4 +1,4 @@
-"""The offsets that OffsetCommit and TxnOffsetCommit carry: those that may be committed, and why the others may not."""
+"""The offsets in OffsetCommit and TxnOffsetCommit: those that may be committed, and the errors of the others."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """ControlledShutdown (key 7), versions 0 to 3: a broker that is about to stop has its leaderships moved away.
 
-Served by the active controller. The answer names the partitions that the broker still leads; it asks again until there
-are none, or gives up. A broker that asks a former controller gets STALE_CONTROLLER_EPOCH, as in Kafka.
+The active controller serves it. The answer has the partitions that the broker still leads. The broker asks again until
+this list is empty, or gives up. A broker that asks a former controller gets STALE_CONTROLLER_EPOCH, as in Kafka.
 """
 
 from klamm.broker.requests.registry import Request, handler

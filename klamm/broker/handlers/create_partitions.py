@@ -1,4 +1,4 @@
-"""CreatePartitions (key 37), versions 0 to 3: more partitions for existing topics (KIP-195).
+"""CreatePartitions (key 37), versions 0 to 3: adds partitions to existing topics (KIP-195).
 
 Answered when every new partition has a leader. Only the controller's broker serves it. New partitions count for the
 client's controller_mutation_rate; from version 3 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).

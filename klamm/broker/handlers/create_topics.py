@@ -1,6 +1,6 @@
-"""CreateTopics (key 19), versions 2 to 7: new topics with counts or assignments, and configs (KIP-4, KIP-525).
+"""CreateTopics (key 19), versions 2 to 7: creates topics with counts or assignments, and configs (KIP-4, KIP-525).
 
-Answered when every new partition has a leader, or with REQUEST_TIMED_OUT after the client's time-out although the topic
+Answered when every new partition has a leader, or with REQUEST_TIMED_OUT after the client's timeout, although the topic
 will exist. Only the controller's broker serves it. Partitions count for the client's controller_mutation_rate; from
 version 6 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 """
@@ -20,7 +20,7 @@ from klamm.protocol.vocabulary import ResourceType
 
 Topic = CreateTopicsResponse.CreatableTopicResult
 
-# The number of topics that are described in one slice: about three milliseconds.
+# How many topics a slice describes, in about three milliseconds.
 TOPICS_PER_SLICE = 20
 
 FIRST_STRICT_VERSION = 6

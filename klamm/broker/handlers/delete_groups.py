@@ -11,7 +11,7 @@ from klamm.protocol.vocabulary import ResourceType
 
 Result = DeleteGroupsResponse.DeletableGroupResult
 
-# The number of groups that are deleted in one slice, or fewer with longer names: a few milliseconds.
+# How many groups a slice deletes, in a few milliseconds; fewer with longer names.
 GROUPS_PER_SLICE = 50
 CHARACTERS_PER_PIECE = 50
 

@@ -1,8 +1,8 @@
 """DeleteRecords (key 21), versions 0 to 2: moves the log start offsets of partitions forward (KIP-107).
 
 Offset -1 stands for the high watermark. Answered when all live replicas have the new log start offset on disk, so that
-no restart brings a record back; Kafka checkpoints it within a minute. Whole segments below it go with the next check of
-retention. Records of internal topics, and of topics that are only compacted, are not deleted.
+no restart brings a record back; Kafka checkpoints it within a minute. The next retention check removes whole segments
+below it. Records of internal topics, and of topics that are only compacted, are not deleted.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def error_response(request: Request[DeleteRecordsRequest], error: KafkaError) ->
 async def handle(request: Request[DeleteRecordsRequest]) -> AnswerOnly[DeleteRecordsResponse]:
     replica_manager = request.services.replica_manager
     results: list[DeleteRecordsResult] = []
-    # One result for each partition, however often the request names it: the highest offset counts.
+    # Each partition has one result, however often the request names it. The highest offset counts.
     deleted: dict[PartitionKey, DeleteRecordsResult] = {}
     slices = Slices(DELETIONS_PER_SLICE, asyncio.get_running_loop().time)
     async for topic, wanted in each(await in_slices(named_partitions(_topics(request.body))), slices):

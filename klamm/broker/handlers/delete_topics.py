@@ -1,4 +1,4 @@
-"""DeleteTopics (key 20), versions 1 to 6: by name, and from version 6 by id too (KIP-516).
+"""DeleteTopics (key 20), versions 1 to 6: deletes topics by name, and from version 6 on also by id (KIP-516).
 
 Answered when this broker's metadata no longer has the topic. Only the controller's broker serves it. Partitions count
 for the client's controller_mutation_rate; from version 5 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).

@@ -23,7 +23,7 @@ Entry = Result.DescribeConfigsResourceResult
 Synonym = Entry.DescribeConfigsSynonym
 Resource = DescribeConfigsRequest.DescribeConfigsResource
 
-# The number of resources that are described in one slice: about three milliseconds.
+# How many resources a slice describes, in about three milliseconds.
 RESOURCES_PER_SLICE = 10
 
 
@@ -40,7 +40,7 @@ def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) 
     ends_with_client=True,
 )
 async def handle(request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
-    # Each resource is described once, so that the response is not many thousand times as large as its request.
+    # Each resource is described once, so that a response cannot be many thousand times as large as its request.
     topics = await _topics(request)
     configs: Mapping[str, TopicConfig] = {}
     unread = None
@@ -58,7 +58,7 @@ def _results(
     configs: Mapping[str, TopicConfig],
     unread: KafkaError | None,
 ) -> Steps[list[Result]]:
-    """`unread`: the reason why the configurations of topics could not be read, if any."""
+    """The results of the resources. `unread` says why the configurations of topics could not be read, or is None."""
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results: list[Result] = []
     slices = Slices(RESOURCES_PER_SLICE)
@@ -127,7 +127,7 @@ def _describe(
 def _entries(
     request: Request[DescribeConfigsRequest], wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]
 ) -> list[Entry]:
-    """The entries of the wanted names; an empty list means all, like null.
+    """The entries of the wanted names. An empty list means all names, like null.
 
     Raises KafkaError UNKNOWN_SERVER_ERROR for a value from a file or a znode that is too long for a response.
     """

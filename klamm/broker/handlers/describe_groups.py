@@ -14,7 +14,7 @@ from klamm.protocol.vocabulary import ResourceType
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
 
-# A slice describes this many groups and members together, or fewer with longer names or more data than this for each.
+# A slice describes this many groups and members together; fewer with longer names or with more data for each.
 GROUPS_PER_SLICE = 500
 CHARACTERS_PER_PIECE = 50
 BYTES_PER_PIECE = 2_000

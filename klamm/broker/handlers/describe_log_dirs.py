@@ -1,6 +1,6 @@
 """DescribeLogDirs (key 35), versions 1 and 2: the log directories of this broker and the sizes of their replicas
-(KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas. A future replica is a copy that
-will replace the one in another directory; its lag is how many offsets it is behind that one.
+(KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas. A future replica will replace
+the replica in another directory; its lag is how many offsets it is behind that replica.
 """
 
 from klamm.base.slices import Slices, Steps
@@ -17,7 +17,7 @@ Directory = DescribeLogDirsResponse.DescribeLogDirsResult
 Topic = Directory.DescribeLogDirsTopic
 Partition = Topic.DescribeLogDirsPartition
 
-# The number of logs that are described in one slice: about two milliseconds.
+# How many logs a slice describes, in about two milliseconds.
 LOGS_PER_SLICE = 500
 
 

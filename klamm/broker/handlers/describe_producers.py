@@ -1,7 +1,7 @@
 """DescribeProducers (key 61), version 0: the idempotent and transactional producers of partitions (KIP-664).
 
-Every replica answers, as in Kafka, so that tools can compare them. A partition that is named more than once is answered
-once: its state may be much larger than its name in the request.
+Every replica answers, as in Kafka, so that tools can compare replicas. A partition that is named more than once is
+answered once: its state may be much larger than its name in the request.
 """
 
 from klamm.base.slices import Slices, Steps, mapped

@@ -1,8 +1,8 @@
 """DescribeTransactions (key 65), version 0: the transactions of ids that this broker coordinates (KIP-664).
 
-Kafka 2.8 does not have it; tools of Kafka 3.0 and later ask for it. The partitions are those that still wait for a
-marker, as far as the client may describe their topics. An id that is named more than once is answered once: its
-transaction may be much larger than its name in the request.
+Kafka 2.8 does not have this API; tools of Kafka 3.0 and later use it. The answer has the partitions that still wait for
+a marker and whose topics the client may describe. An id that is named more than once is answered once: its transaction
+may be much larger than its name in the request.
 """
 
 from klamm.base.slices import CHEAP_SLICE, Slices, Steps, mapped
@@ -16,7 +16,7 @@ from klamm.protocol.vocabulary import ResourceType
 Transaction = DescribeTransactionsResponse.TransactionState
 Topic = Transaction.TopicData
 
-# The number of ids that are described in one slice, or fewer that are longer.
+# How many ids a slice describes; fewer if they are longer.
 TRANSACTIONS_PER_SLICE = 500
 CHARACTERS_PER_PIECE = 50
 

@@ -1,7 +1,8 @@
 """ElectLeaders (key 43), versions 0 to 2: elects preferred leaders (KIP-183) or, from version 1, unclean ones.
 
-Without a list of partitions it covers all partitions that this broker knows, and the answer leaves out those that need
-no election. Only the controller's broker serves it; it waits until the leaders are in its metadata.
+Without a list of partitions the request is for all partitions that this broker knows, and the answer leaves out those
+that need no election. Only the controller's broker serves it. The answer waits until this broker's metadata has the
+leaders.
 """
 
 import asyncio

@@ -1,15 +1,15 @@
 """Fetch (key 1), versions 4 to 12: reads for consumers and followers, with sessions and long poll (KIP-74, 98, 227).
 
 Versions 0 to 3, which would need batches converted down to message sets, are not served. A follower fetches with its
-broker's id and reads up to the end of the log; its fetch offset tells the leader which records it has. A follower must
-be authorized to act in the cluster.
+broker id and reads up to the log end offset; its fetch offset tells the leader which records it has. A follower must be
+authorized to act in the cluster.
 
-A fetch of a consumer beyond its quota is answered without records, and with the throttle time. The size of an answer
-is that of its records, and an estimate of the rest.
+A consumer's fetch beyond its quota is answered without records and with the throttle time. The size of an answer is
+that of its records, plus an estimate of the rest.
 
 From version 11 on consumers, and tools that look at replicas (replica id -2), also read from followers, below the
-follower's high watermark (KIP-392). With `replica.selector.class` the leader names a consumer the follower that it
-should read from, and reads nothing for it.
+follower's high watermark (KIP-392). With `replica.selector.class` the leader redirects a consumer to a follower, in an
+answer without records.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ from klamm.replication.replica_manager import Wanted
 FIRST_VERSION_WITH_ZSTD = 10
 # From this version on a response has a field for an error of the session itself.
 FIRST_VERSION_WITH_SESSIONS = 7
-# Clients of earlier versions do not know that a follower may answer, and that it may be behind.
+# Clients of earlier versions do not expect a follower, which may be behind, to answer.
 FIRST_VERSION_WITH_FOLLOWERS = 11
-# What an answer takes beside its records, for quotas: for itself, and for each partition with records.
+# The bytes of an answer besides its records, for quotas: of the answer itself, and of each partition with records.
 RESPONSE_BYTES = 20
 PARTITION_BYTES = 44
 
@@ -58,7 +58,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     max_bytes, min_bytes = min(body.max_bytes, services.config.current.fetch_max_bytes), body.min_bytes
     quota = None if is_follower else request.quota
     if quota is not None:
-        # More than the windows of the quota hold would be throttled again and again.
+        # A larger answer than the windows of the quota allow would be throttled again and again.
         max_bytes = int(min(max_bytes, quota.max_fetch_bytes()))
         min_bytes = min(min_bytes, max_bytes)
     # A refused partition has its answer already, so the fetch must not wait.
@@ -92,8 +92,8 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
 
 
 def _consumer(request: Request[FetchRequest]) -> ClientMetadata | None:
-    """What a replica selector learns of a consumer; None for other clients, and for consumers too old to be sent to a
-    follower."""
+    """The consumer's metadata for a replica selector. None for other clients, and for consumers that are too old to be
+    redirected to a follower."""
     if request.version < FIRST_VERSION_WITH_FOLLOWERS or request.body.replica_id != CONSUMER_REPLICA_ID:
         return None
     return ClientMetadata(

@@ -1,7 +1,7 @@
-"""FindCoordinator (key 10), versions 0 to 3: which broker coordinates a group or a transactional id.
+"""FindCoordinator (key 10), versions 0 to 3: the broker that coordinates a group or a transactional id.
 
-The coordinator of a group is the leader of its partition of `__consumer_offsets`, that of a transactional id the leader
-of its partition of `__transaction_state`. While there is none, the answer is COORDINATOR_NOT_AVAILABLE, which clients
+The coordinator of a group is the leader of its partition of `__consumer_offsets`, and that of a transactional id is the
+leader of its partition of `__transaction_state`. Without a leader the answer is COORDINATOR_NOT_AVAILABLE, and clients
 retry. The first request creates the topic.
 """
 

@@ -1,10 +1,9 @@
 """InitProducerId (key 22), versions 0 to 4: a producer id for an idempotent producer, or the producer id and the next
 epoch for a transactional one (KIP-98, KIP-360).
 
-A transactional id that has a transaction open gets CONCURRENT_TRANSACTIONS while the transaction is being aborted; the
-client asks again. While ZooKeeper, where ids come from, has no session for this broker, the answer is
-COORDINATOR_LOAD_IN_PROGRESS. As in Kafka, an idempotent producer that names its last id and epoch gets a new id all the
-same.
+A transactional id with an open transaction gets CONCURRENT_TRANSACTIONS while the transaction is being aborted; the
+client retries. Ids come from ZooKeeper: without a session the answer is COORDINATOR_LOAD_IN_PROGRESS. As in Kafka, an
+idempotent producer gets a new id even if it names its last id and epoch.
 """
 
 from klamm.broker.handlers.fenced_producers import code_for
@@ -41,7 +40,7 @@ async def handle(request: Request[InitProducerIdRequest]) -> InitProducerIdRespo
 
 
 def _expected(body: InitProducerIdRequest) -> ProducerIdAndEpoch | None:
-    """What the producer has now; None for a new one."""
+    """The producer's current id and epoch; None for a new producer."""
     if (body.producer_id == NO_PRODUCER_ID) is not (body.producer_epoch == NO_EPOCH):
         reason = f"producer id {body.producer_id} with epoch {body.producer_epoch}: both are needed, or neither"
         raise KafkaError(ErrorCode.INVALID_REQUEST, reason)

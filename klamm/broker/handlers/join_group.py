@@ -1,8 +1,8 @@
 """JoinGroup (key 11), versions 0 to 7: a member joins a group, and gets its generation.
 
-The answer waits until the generation is complete: for the first one up to `group.initial.rebalance.delay.ms`, then up
-to the largest rebalance timeout of the members. From version 4 on a member first gets its id, with MEMBER_ID_REQUIRED
-(KIP-394); from 5 on it may be a static one (KIP-345).
+The answer waits until the generation is complete: for the first generation up to `group.initial.rebalance.delay.ms`,
+then up to the largest rebalance timeout of the members. From version 4 on a member first gets its id, with
+MEMBER_ID_REQUIRED (KIP-394). From version 5 on it may be a static member (KIP-345).
 """
 
 from klamm.base.slices import Slices, Steps, in_slices, mapped
@@ -19,7 +19,7 @@ FIRST_VERSION_WITH_REBALANCE_TIMEOUT = 1
 FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
 FIRST_VERSION_WITHOUT_PROTOCOL = 7
 
-# A slice tells of this many members, or fewer with more metadata than this for each.
+# A slice describes this many members, or fewer with more metadata for each.
 MEMBERS_PER_SLICE = 500
 BYTES_PER_PIECE = 2_000
 

@@ -1,8 +1,8 @@
 """ListOffsets (key 2), versions 1 to 6: the first offset, the next offset, or the first at or after a timestamp.
 
-Version 0 (a list of segment boundaries) is not served. The next offset is the high watermark, with isolation level
-read_committed the last stable offset, and for a follower the log's end. A tool that looks at replicas (replica id -2)
-gets the log's end, too, and followers answer it.
+Version 0 (a list of segment boundaries) is not served. The next offset is the high watermark, or the last stable offset
+with isolation level read_committed, or the log end offset for a follower. Tools that look at replicas (replica id -2)
+also get the log end offset, and followers answer them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ Wanted = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 
 FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
 
-# The number of partitions that are looked up in one slice: a millisecond or two.
+# How many partitions a slice looks up, in one or two milliseconds.
 PARTITIONS_PER_SLICE = 200
 
 

@@ -1,6 +1,6 @@
-"""ListPartitionReassignments (key 46), version 0: which partitions are being moved, and from where to where (KIP-455).
+"""ListPartitionReassignments (key 46), version 0: the reassignments in progress with their replicas (KIP-455).
 
-Partitions that are not being moved, and those that do not exist, are left out. Only the controller's broker serves it.
+Partitions without a reassignment, and those that do not exist, are left out. Only the controller's broker serves it.
 """
 
 from typing import Any

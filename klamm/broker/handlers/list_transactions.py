@@ -1,6 +1,6 @@
 """ListTransactions (key 66), versions 0 and 1: the transactional ids that this broker coordinates (KIP-664, KIP-994).
 
-Kafka 2.8 does not have it; tools of Kafka 3.0 and later ask for it. The client gets the ids that it may describe.
+Kafka 2.8 does not have this API; tools of Kafka 3.0 and later use it. The client gets the ids that it may describe.
 """
 
 from klamm.base.slices import Steps, mapped

@@ -1,9 +1,10 @@
-"""Metadata (key 3): brokers, the controller, and the leaders of topics, as this broker's metadata cache has them.
+"""Metadata (key 3), all versions: the brokers, the controller and the leaders of topics in this broker's metadata
+cache.
 
-Every version. Missing topics are created if the request allows it, auto.create.topics.enable is on and the client is
-authorized. They are answered with LEADER_NOT_AVAILABLE, as in Kafka, also while ZooKeeper is unreachable, and a later
-request finds them. Existing topics are answered in any case. Topics are found by name only; topic ids in requests come
-with version 12, which Kafka 2.8 does not have.
+Missing topics are created if the request allows it, auto.create.topics.enable is on and the client is authorized. As in
+Kafka, they get LEADER_NOT_AVAILABLE, even while ZooKeeper is unreachable, and a later request finds them. Existing
+topics are always answered. Topics are found by name only; topic ids in requests come with version 12, which Kafka 2.8
+does not have.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from klamm.protocol.vocabulary import INTERNAL_TOPICS, ResourceType
 Topic = MetadataResponse.MetadataResponseTopic
 Partition = Topic.MetadataResponsePartition
 
-# The number of partitions that a step of an answer describes: about two milliseconds.
+# How many partitions a step of an answer describes, in about two milliseconds.
 PARTITIONS_PER_SLICE = 500
 
 # Up to this version a leader without the client's listener counts as not available.
@@ -78,10 +79,10 @@ async def _names(topics: Sequence[MetadataRequest.MetadataRequestTopic]) -> dict
 async def _missing_topics(
     request: Request[MetadataRequest], snapshot: MetadataSnapshot, names: Iterable[str]
 ) -> dict[str, ErrorCode]:
-    """The error code for each name that is missing in the snapshot, NONE for the others. Creates topics if allowed.
+    """The error code of each name: an error if the snapshot lacks it, else NONE. Creates missing topics if allowed.
 
-    A broker that has not heard from a controller since its start knows no topic. It must not say that there is none:
-    librdkafka would forget the topic's partitions.
+    A broker that has not heard from a controller since its start knows no topics. It must not answer that a topic does
+    not exist: librdkafka would forget the topic's partitions.
     """
     missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if not request.services.metadata_cache.is_filled.is_set():

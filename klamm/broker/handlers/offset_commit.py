@@ -1,8 +1,8 @@
-"""OffsetCommit (key 8), versions 2 to 8: stores how far a group has read, for each partition.
+"""OffsetCommit (key 8), versions 2 to 8: commits a group's offsets.
 
-Answered when the offsets are in the log of the group's partition, on all in-sync replicas. Each missing partition is
-refused by itself. Versions 2 to 4 may set the retention of the offsets. Versions 0 and 1 are not served: version 0 kept
-offsets in ZooKeeper, and no client of the last ten years uses it.
+Answered when the offsets are in the log of the group's partition, on all in-sync replicas. Missing partitions are
+refused one by one. Versions 2 to 4 may set the retention of the offsets. Versions 0 and 1 are not served: version 0
+kept offsets in ZooKeeper, and no client of the last ten years uses it.
 """
 
 from collections.abc import Callable

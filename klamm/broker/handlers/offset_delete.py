@@ -1,6 +1,6 @@
-"""OffsetDelete (key 47), version 0: deletes a group's committed offsets for partitions (KIP-496).
+"""OffsetDelete (key 47), version 0: deletes a group's committed offsets of partitions (KIP-496).
 
-Offsets of topics to which a member subscribes stay, with GROUP_SUBSCRIBED_TO_TOPIC.
+Offsets of topics that a member subscribes to stay, with GROUP_SUBSCRIBED_TO_TOPIC.
 """
 
 from klamm.base.slices import Steps

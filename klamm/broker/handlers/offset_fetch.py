@@ -1,8 +1,7 @@
-"""OffsetFetch (key 9), versions 1 to 7: how far a group has read, for these partitions or, from version 2 on, for all.
+"""OffsetFetch (key 9), versions 1 to 7: a group's committed offsets of these partitions, or from version 2 on of all.
 
-A partition without a committed offset is answered with -1. With `require_stable` (version 7, KIP-447) one whose next
-offset is being committed gets UNSTABLE_OFFSET_COMMIT, and the client retries. Version 0, which read offsets from
-ZooKeeper, is not served.
+A partition without a committed offset gets -1. With `require_stable` (version 7, KIP-447) a partition with a pending
+commit gets UNSTABLE_OFFSET_COMMIT, and the client retries. Version 0, which read offsets from ZooKeeper, is not served.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ Partition = Topic.OffsetFetchResponsePartition
 # Before this version an error of the group is returned for each partition.
 FIRST_VERSION_WITH_GROUP_ERROR = 2
 
-# The number of partitions that are looked up in one slice: a millisecond or two.
+# How many partitions a slice looks up, in one or two milliseconds.
 PARTITIONS_PER_SLICE = 500
 
 NO_OFFSET = OffsetAndMetadata(UNKNOWN_OFFSET, NO_EPOCH, "", NO_TIMESTAMP)

@@ -1,7 +1,7 @@
-"""OffsetForLeaderEpoch (key 23), versions 2 to 4: where the records of a leader epoch end (KIP-101, KIP-320).
+"""OffsetForLeaderEpoch (key 23), versions 2 to 4: the end offsets of leader epochs (KIP-101, KIP-320).
 
-After a change of leader a client or follower asks from where on its own records may differ. A client that is authorized
-to act in the cluster, as followers are, needs no authorization for the topics.
+After a change of leader, clients and followers use it to find out from which offset on their records may differ. A
+client that is authorized to act in the cluster, like a follower, needs no authorization for the topics.
 """
 
 from collections.abc import Callable

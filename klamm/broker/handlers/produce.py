@@ -31,15 +31,15 @@ from klamm.storage.log.batch_inspection import Inspected, LargeBatch
 from klamm.storage.log.written_ahead import PIECE_BYTES
 
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
-# Versions up to this one carry message sets, which have their own rules; later versions carry exactly one record batch.
+# Versions up to this one have message sets, which have their own rules. Later versions have exactly one record batch.
 LAST_VERSION_WITH_MESSAGE_SETS = 2
 FIRST_VERSION_WITH_ZSTD = 7
-# The number of batches that are appended in one slice: some milliseconds if the batches are small.
+# How many batches a slice appends, in some milliseconds if they are small.
 BATCHES_PER_SLICE = 100
-# The number of partitions that are checked, or answered, in one slice: about a millisecond.
+# How many partitions a slice checks or answers, in about a millisecond.
 CHECKS_PER_SLICE = 1_000
 ANSWERS_PER_SLICE = 500
-# Kafka's tools name themselves so; only they may write to internal topics.
+# The client id of Kafka's tools. Only these may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 
 Topic = ProduceResponse.TopicProduceResponse
@@ -125,7 +125,7 @@ def _check_acks(body: ProduceRequest) -> None:
 def _append_later(
     request: Request[ProduceRequest], batches: Sequence[Batch], appended: list[tuple[str, int, ProduceResult]]
 ) -> AnswerOnly[object]:
-    """Appends the remaining batches in slices. Later produces of the connection must not overtake this one."""
+    """Appends the remaining batches in slices. Later Produce requests of the connection must not overtake this one."""
     release = request.connection.hold_followers()
     return AnswerOnly(partial(_append_with_pauses, request, batches, appended, release))
 
@@ -138,8 +138,8 @@ async def _append_with_pauses(
 ) -> object:
     """Appends the remaining batches, each after its log is prepared.
 
-    Batches are inspected one after another, so that a client has one at a time in the worker; other clients' batches
-    are appended meanwhile, even to the same partition.
+    Batches are inspected one after another, so that each client has one batch at a time in the worker. Other clients'
+    batches are appended meanwhile, even to the same partition.
     """
     replica_manager = request.services.replica_manager
     slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time)
@@ -147,7 +147,7 @@ async def _append_with_pauses(
         async for piece in pieces(batches, CHECKS_PER_SLICE):
             await asyncio.gather(*(log.prepare_append() for log in replica_manager.unprepared_logs(piece)))
         async for topic, number, records in each(batches[len(appended) :], slices):
-            # Others that waited with this request may have appended first.
+            # Other requests that have waited at the same time may have appended first.
             for log in replica_manager.unprepared_logs([(topic, number, records)]):
                 await log.prepare_append()
             appended.append((topic, number, await _append_inspected(request, topic, number, records)))

@@ -1,7 +1,7 @@
-"""TxnOffsetCommit (key 28), versions 0 to 3: how far a group has read, as a part of a transaction.
+"""TxnOffsetCommit (key 28), versions 0 to 3: commits a group's offsets in a transaction.
 
-The coordinator of the group keeps the offsets back until the transaction ends. Each missing partition is refused by
-itself. From version 3 on the client says which member of the group it is (KIP-447).
+The group coordinator keeps the offsets pending until the transaction ends. Missing partitions are refused one by one.
+From version 3 on the client tells its member id and generation (KIP-447).
 """
 
 from collections.abc import Callable

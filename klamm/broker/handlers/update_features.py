@@ -1,7 +1,7 @@
 """UpdateFeatures (key 57), version 0: finalizes features of the cluster, or removes them (KIP-584).
 
-Only the controller's broker serves it; it waits until its own ApiVersions has the new features. Kafka 2.8 has no
-features, so every update is refused while `SUPPORTED_FEATURES` is empty.
+Only the controller's broker serves it. The answer waits until the broker's own ApiVersions has the new features. Kafka
+2.8 has no features, so every update is refused while `SUPPORTED_FEATURES` is empty.
 """
 
 from klamm.broker.request_errors import outcome

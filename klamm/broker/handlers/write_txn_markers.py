@@ -1,8 +1,8 @@
 """WriteTxnMarkers (key 27), versions 0 and 1: a transaction coordinator ends transactions in partitions led here.
 
-`marker_appends.py` does the work. The answer has one result for each producer, as in Kafka, also if the request has two
-markers of one producer. Partitions are appended to even if another one of the marker fails: the coordinator repeats the
-marker for those that have failed.
+`marker_appends.py` does the work. The answer has one result for each producer, as in Kafka, even if the request has two
+markers of one producer. The failure of one partition does not affect the marker's other partitions: the coordinator
+repeats the marker for failed partitions.
 """
 
 from collections.abc import Sequence

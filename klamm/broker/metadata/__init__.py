@@ -1,3 +1,3 @@
-"""What a broker knows of its cluster, and its way to the controller. Readers of `metadata_cache` get immutable
+"""A broker's knowledge of its cluster, and its connection to the controller. Readers of `metadata_cache` get immutable
 snapshots.
 """

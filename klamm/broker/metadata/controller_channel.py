@@ -1,9 +1,9 @@
 """Sends requests from this broker to the current controller (`BrokerToControllerChannelManager`).
 
 What must stay true:
-- A request goes to the broker that the metadata cache names as the controller, over one connection to it; this
-  broker's own controller is reached in the same way.
-- When the cache names another controller, requests to the former one, which may hang, fail at once
+- A request goes to the controller in the metadata cache, over one connection. This broker's own controller is reached
+  in the same way.
+- When the cache has another controller, requests to the former controller, which may hang, fail at once
   (`controller_changed`).
 """
 
@@ -57,7 +57,8 @@ class ControllerChannel:
         return endpoint.host, endpoint.port
 
     def controller_changed(self) -> None:
-        """The metadata cache has changed: ends the connection to a broker that is no longer the controller."""
+        """Ends the connection to a broker that is no longer the controller. Call it after the metadata cache
+        changed."""
         if self._connection is not None:
             try:
                 is_current = self._connection.address == self._controller_address()

@@ -16,7 +16,7 @@ from klamm.protocol.vocabulary import ElectionType, PartitionKey
 
 
 class LeaderElections:
-    """The elections that clients of this broker ask for; it has to be the controller."""
+    """The elections that clients request from this broker, which must be the controller."""
 
     def __init__(self, controller: KafkaController, metadata_cache: MetadataCache) -> None:
         self._controller = controller
@@ -24,7 +24,7 @@ class LeaderElections:
         self.purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
-        """The topic has changed in the metadata cache: waiting elections look again."""
+        """Checks waiting elections after a change of the topic in the metadata cache."""
         self.purgatory.check(topic)
 
     async def elect(
@@ -68,7 +68,7 @@ class _LeadersKnown(DelayedOperation):
     def __init__(self, metadata_cache: MetadataCache, leaders: Mapping[PartitionKey, int]) -> None:
         self._metadata_cache = metadata_cache
         self._leaders = leaders
-        # The next partition to check is the last: a checked partition is not checked again when another one changes.
+        # The next partition to check is the last one. A checked partition is never checked again.
         self._pending = list(leaders)[::-1]
 
     def is_known(self, partition: PartitionKey) -> bool:

@@ -4,9 +4,9 @@ Only the controller fills it (UpdateMetadata), and every handler reads it. `meta
 topics that the controller no longer reports.
 
 What must stay true:
-- A snapshot never changes. Its reader sees one state of the cluster, also across an `await`.
-- An update makes a new snapshot and copies only the topics that it touches.
-- When a topic was deleted and recreated, nothing of the former topic stays.
+- A snapshot never changes. Its reader sees one state of the cluster, even across an `await`.
+- An update makes a new snapshot, and copies only the topics that it changes.
+- When a topic was deleted and recreated, no partition of the former topic stays.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from klamm.protocol.vocabulary import PartitionKey
 # How long the first clients of a starting broker wait for its first metadata from the controller.
 FIRST_UPDATE_TIMEOUT_MS = 3_000
 
-# The number of partitions that a step of an update copies: about a millisecond.
+# How many partitions a step of an update copies, in about a millisecond.
 PARTITIONS_PER_SLICE = 5000
 
 
@@ -85,16 +85,16 @@ class MetadataCache:
         self._given_up_at_s: float | None = None
 
     def begin_with(self, own: BrokerMetadata) -> None:
-        """This broker is alive, whatever a controller says later. From an answer without any broker librdkafka never
-        recovers: it gives up the brokers that an answer does not name."""
+        """Starts with this broker as alive. librdkafka never recovers from an answer without brokers: it gives up
+        brokers that an answer does not have."""
         if not self.is_filled.is_set():
             self.snapshot = replace(self.snapshot, brokers={own.id: own})
 
     async def first_snapshot(self) -> MetadataSnapshot:
         """The snapshot for a client's answer, after the first update from the controller.
 
-        A client that gets metadata without a controller retries only after seconds. In a cluster without a controller,
-        the snapshot is returned as it is once FIRST_UPDATE_TIMEOUT_MS have passed since the first client asked.
+        Waits, because a client that gets metadata without a controller only retries after seconds. In a cluster without
+        a controller, returns the snapshot as it is FIRST_UPDATE_TIMEOUT_MS after the first client asked.
         """
         if not self.is_filled.is_set():
             if self._given_up_at_s is None:
@@ -108,8 +108,8 @@ class MetadataCache:
         """Applies an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.
 
         A partition with leader LEADER_DURING_DELETE is removed, and so are all partitions of a topic whose id changed.
-        Returns the deleted partitions, whether they were known here or not: after a restart this broker may hold more
-        of their state than the metadata cache.
+        Returns the deleted partitions, even if the cache did not have them: after a restart other parts of this broker
+        may still hold state of them.
         """
         return in_one_go(self.update_steps(request))
 

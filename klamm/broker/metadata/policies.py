@@ -1,11 +1,11 @@
 """Asks the policies of create.topic.policy.class.name and alter.config.policy.class.name.
 
-A policy is foreign code. What must stay true, whatever it does:
-- Other requests are served meanwhile: it is asked off the loop.
-- One question is open at a time for each policy, so that a policy which never answers holds one thread, no more. Until
-  it answers, further questions are refused.
-- A question that is not answered with yes changes nothing: the request is refused.
-- The broker's stop waits for no answer.
+A policy is the operator's own code. What must stay true, whatever it does:
+- A policy is asked off the loop, so other requests are served meanwhile.
+- Each policy has one pending question at a time, so a policy that never answers blocks only one thread. Until it
+  answers, further questions are refused.
+- Without a positive answer the request is refused.
+- The broker's stop does not wait for policies.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ class Policy(Generic[R]):
     async def check(self, request: R) -> None:
         """Returns if the policy allows the request.
 
-        Raises KafkaError: POLICY_VIOLATION with the policy's message; UNKNOWN_SERVER_ERROR when it fails otherwise or
-        does not answer.
+        Raises KafkaError: POLICY_VIOLATION with the policy's message, or UNKNOWN_SERVER_ERROR if the policy fails
+        otherwise or does not answer.
         """
         async with self._turn:
             if self._late is not None and not self._late.done():

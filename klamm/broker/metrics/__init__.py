@@ -1,1 +1,1 @@
-"""What a broker shows of itself over HTTP, under the names that Kafka's metrics have."""
+"""A broker's metrics and status over HTTP, under the names of Kafka's metrics."""

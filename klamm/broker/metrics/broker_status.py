@@ -1,6 +1,6 @@
-"""A few numbers of a broker, for a reader that looks every second: /metrics has thousands, and takes as long to make.
+"""A few numbers of a broker for readers that poll every second, because /metrics has thousands of numbers.
 
-What must stay true: the cost does not grow with partitions or clients, and with topics only by one addition for each.
+What must stay true: the cost does not grow with partitions or clients, and grows by only one addition for each topic.
 """
 
 from typing import Any, Final
@@ -11,7 +11,7 @@ from klamm.base.slices import Steps
 
 LOOP_LAG: Final = MetricName("klamm", "EventLoop", "LagMs")
 LOOP_LONGEST_LAG: Final = MetricName("klamm", "EventLoop", "LongestLagMs")
-# The counters of the whole broker, which a reader makes rates of.
+# The counters of the whole broker, from which a reader computes rates.
 _TOTALS: Final = {
     MetricName("kafka.server", "BrokerTopicMetrics", "BytesInPerSec"): "bytes_in",
     MetricName("kafka.server", "BrokerTopicMetrics", "BytesOutPerSec"): "bytes_out",
@@ -23,7 +23,7 @@ _TOTALS: Final = {
 
 def broker_status(broker_id: int, metrics: Metrics, environment: Environment) -> Steps[dict[str, Any]]:
     """The broker's memory, how late its loop runs (the 99th percentile of the last minute or so, and the longest since
-    the start), and what it has received and sent since the start: null where the broker does not count it."""
+    the start), and its traffic since the start. A number that the broker does not count is null."""
     lag = metrics.find(LOOP_LAG)
     histogram = None if lag is None else next(lag.values())[1]
     longest_lag_ms = yield from _number(metrics, LOOP_LONGEST_LAG)
@@ -41,7 +41,7 @@ def broker_status(broker_id: int, metrics: Metrics, environment: Environment) ->
 
 
 def _number(metrics: Metrics, name: MetricName) -> Steps[float | None]:
-    """The metric's value of the whole broker, which comes before those of topics."""
+    """The metric's value for the whole broker, which comes before those of topics."""
     metric = metrics.find(name)
     if metric is None or metric.kind is MetricKind.HISTOGRAM:
         return None

@@ -12,8 +12,8 @@
 |                            | a line of the kind idle before what follows, and then every few seconds, so that the  |
 |                            | reader can tell an idle broker from a dead one                                        |
 
-What must stay true: requests only read, and large answers are made in slices. However many ask for the metrics at once,
-they are rendered once at a time. Those who follow the records keep no scraper out.
+What must stay true: requests only read, and large answers are made in slices. Concurrent requests for the metrics share
+one rendering at a time. Followers of the records do not keep scrapers out.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ IDLE_S = 3.0
 IDLE = b'{"kind":"idle"}\n'
 
 LAG_CHECK_S = 0.1
-# As long as the windows of Kafka's idle percentages.
+# The length of the windows of Kafka's idle percentages.
 IDLE_WINDOW_S = 30
 
 # Some hundred kilobytes, which are copied and sent in less than a millisecond.
@@ -51,10 +51,10 @@ PIECES_PER_SLICE = 50
 
 
 class MetricsEndpoint:
-    """See the module. Nothing is measured or served before `start`; `bind` replaces port 0 by the system's choice.
+    """See the module. Measures and serves from `start` on; `bind` replaces port 0 by the system's choice.
 
-    `metrics` are shown, with those that are measured here. Read only. The port answers to the names that `host_names`
-    gives at the time, and to the machine's own.
+    Shows `metrics` and those that are measured here. The port answers to the current names in `host_names`, and to the
+    machine's own names.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MetricsEndpoint:
         self._pauses = PauseWatch(environment)
         self._pauses.register(self.metrics)
         self._shared = Shared[list[bytes]]()
-        # The name that exporters give it for any process.
+        # The name in exporters for any process.
         name = MetricName("process", "resident", "memory_bytes")
         self.metrics.gauge(name, "The memory of the broker's process.", lambda: environment.memory_bytes)
         routes = {
@@ -111,7 +111,7 @@ class MetricsEndpoint:
         from klamm.broker.metrics.prometheus_text import CONTENT_TYPE, render
 
         pieces = await self._shared.make(lambda: in_slices(render(self.metrics)))
-        # With its length, so that a scrape that was cut short is not taken for a whole one.
+        # With its length, so that a scraper recognizes a truncated answer.
         length = {"Content-Length": str(sum(map(len, pieces)))}
         return Answer(200, _joined(pieces), CONTENT_TYPE, length)
 
@@ -159,8 +159,8 @@ class MetricsEndpoint:
 
 
 class Shared(Generic[T]):
-    """Makes a value for many who want it: one at a time, and those who ask meanwhile share the one that is made next.
-    It is not kept longer."""
+    """Makes one value at a time for many callers. Calls that come meanwhile share the next value, which is not kept
+    longer."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
@@ -196,8 +196,8 @@ def _import_prometheus() -> None:
 
 
 class PauseWatch:
-    """Measures how late the loop runs, for which share of the last `IDLE_WINDOW_S` it was idle, and how long garbage
-    collections take."""
+    """Measures how late the loop runs, its idle share of the last `IDLE_WINDOW_S`, and the duration of garbage
+    collections."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

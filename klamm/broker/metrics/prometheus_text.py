@@ -1,7 +1,7 @@
-"""Metrics in Prometheus' text format, under the names that Kafka's have behind Prometheus' JMX exporter.
+"""Metrics in Prometheus' text format, with the names that Prometheus' JMX exporter gives to Kafka's metrics.
 
-The rules are those of the exporter's own example for Kafka (`example_configs/kafka-2_0_0.yml`), so that dashboards made
-for Kafka show klamm:
+The rules are those of the exporter's own example for Kafka (`example_configs/kafka-2_0_0.yml`), so that Kafka
+dashboards work with klamm:
 
 | MBean of kafka.controller                         | becomes, after kafka_controller_                              |
 |---------------------------------------------------|---------------------------------------------------------------|
@@ -11,7 +11,7 @@ for Kafka show klamm:
 |                                                   | controllereventmanager_eventqueuetimems_count                 |
 | ControllerChannelManager, QueueSize, broker-id=1  | controllerchannelmanager_queuesize{broker_id="1"}             |
 
-Those of quotas have a rule of their own: `kafka.server:type=Produce,user=U,client-id=C` with `byte-rate` becomes
+Metrics of quotas have their own rule: `kafka.server:type=Produce,user=U,client-id=C` with `byte-rate` becomes
 `kafka_server_quota_byte_rate{resource="Produce",user="U",clientId="C"}`.
 
 In addition, metrics with quantiles have a `_sum`, which the exporter lacks.
@@ -39,8 +39,8 @@ _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")
 
 
 def render(metrics: Metrics) -> Steps[list[bytes]]:
-    """All metrics, in pieces: together they may be long. A step reads one metric or some of its values, which may
-    change between two steps."""
+    """All metrics in pieces, because the whole text may be long. A step reads one metric or some of its values, which
+    may change between two steps."""
     yield from metrics.walks()
     pieces = []
     for metric in metrics:
@@ -56,7 +56,7 @@ def render(metrics: Metrics) -> Steps[list[bytes]]:
 
 
 def _in_slices(values: Iterator[tuple[Any, Any] | None], count: int) -> Iterator[list[tuple[Any, Any]]]:
-    """The values, at most `count` together. A slice also ends where the metric lets others run, with those it has."""
+    """The values in slices of at most `count`. A slice also ends where the metric lets others run."""
     some = []
     for value in values:
         if value is not None:
@@ -72,7 +72,7 @@ def prometheus_name(name: MetricName) -> str:
 
 
 def _text(metric: Metric, values: Iterable[tuple[Any, Any]]) -> bytes:
-    """The lines HELP and TYPE, and those of these values."""
+    """The lines HELP and TYPE, and the lines of these values."""
     return generate_latest(_Collector(_family(metric, values)))
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the requests that wait, under the names of Kafka's purgatories.
+"""Metrics of waiting requests, under the names of Kafka's purgatories.
 
 The requests are counted in slices when the metrics are read.
 
@@ -16,8 +16,8 @@ from klamm.base.slices import Steps
 def register(
     metrics: Metrics, purgatories: Mapping[str, Sequence[Purgatory[Any]]], fetches: Mapping[str, Purgatory[Any]]
 ) -> None:
-    """`purgatories` are those that have one name together in Kafka, `fetches` those of consumers and followers, by
-    Kafka's names for these."""
+    """`purgatories` has the purgatories that share one name in Kafka, by this name. `fetches` has those of consumers
+    and followers, by Kafka's names for these."""
     sizes: dict[str, int] = {}
     delayed: dict[str, int] = {}
 

@@ -1,6 +1,6 @@
 """Describes and alters the quotas that ZooKeeper stores (Kafka's `ZkAdminManager`).
 
-Nothing takes effect here: every broker, including this one, learns of a change from ZooKeeper
+This module only stores changes: every broker, including this one, learns of them from ZooKeeper
 (`configs/change_listener`).
 """
 
@@ -20,15 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 class QuotaAdmin:
-    """`zookeeper()` is the store of the current session. Methods raise KafkaErrors, ZooKeeperError when the session
-    ends, and ZnodeError when a configuration that is to be altered cannot be parsed."""
+    """`zookeeper()` is the store of the current session. Methods raise KafkaError, ZooKeeperError when the session
+    ends, and ZnodeError when the configuration to alter cannot be parsed."""
 
     def __init__(self, zookeeper: Callable[[], KafkaZooKeeper]) -> None:
         self._zookeeper = zookeeper
 
     async def describe(self, wanted: QuotaFilter) -> list[tuple[Named, dict[str, float]]]:
-        """The entities that match and have quotas, in the order of their paths. What cannot be read is left out, with a
-        line in the log."""
+        """The matching entities with quotas, in the order of their paths. Unreadable quotas are logged and left out."""
         store = self._zookeeper()
         # Another broker may have answered a change before.
         await store.sync()
@@ -68,7 +67,7 @@ class QuotaAdmin:
 
 
 async def _require_address(name: str) -> None:
-    """Raises KafkaError INVALID_REQUEST unless the name is an IP address, or that of a host that is known here."""
+    """Raises KafkaError INVALID_REQUEST unless the name is an IP address or a host name that resolves here."""
     try:
         await addresses_of(name)
     except OSError:

@@ -1,7 +1,6 @@
 """Computes an entity's stored configuration after AlterClientQuotas, or refuses the alteration. Pure.
 
-What must stay true: what cannot be read as a quota is not stored. (Kafka stores NaN, and negative quotas, which it then
-ignores.)
+What must stay true: only readable quotas are stored. (Kafka stores NaN and negative quotas, and then ignores them.)
 
 Source: kafka.server.ZkAdminManager.alterClientQuotas.
 """
@@ -13,7 +12,7 @@ from klamm.broker.quotas.entities import CLIENT_ID, IP, USER, Named, can_be_stor
 from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 
-# A quota of a whole number may be sent as a double that is as near to it as this.
+# A double counts as a whole number within this distance.
 EPSILON = 1e-6
 
 Operations = Sequence[tuple[str, float | None]]
@@ -52,7 +51,7 @@ def altered(entity: Named, stored: Mapping[str, str], operations: Operations) ->
 
 
 def _text(key: ConfigKey, value: float) -> str:
-    """The value as it is stored."""
+    """The stored form of the value."""
     if not math.isfinite(value):
         raise _invalid(f"{key.name}={value} is not a number")
     text = format_value(ConfigType.DOUBLE, value) or ""

@@ -1,7 +1,7 @@
-"""Which quota holds for a client. Pure.
+"""Finds the quota that holds for a client. Pure.
 
 A quota is set for an entity: a user, a client id, or both, each by its name or as the default. The most specific entity
-that matches a client decides, in this order, and clients for whom the same entity decides may share what is recorded:
+that matches a client decides, in this order. Clients of the same entity may share its quota:
 
 | entity                                  | shared by                             |
 |-----------------------------------------|---------------------------------------|
@@ -26,14 +26,14 @@ DEFAULT: Final = ""
 
 
 class QuotaEntity(NamedTuple):
-    """A user, a client, or a client of a user; a name is `DEFAULT` for the default, and None for no such part."""
+    """A user, a client, or a client of a user. A name is `DEFAULT` for the default; a missing part is None."""
 
     user: str | None
     client_id: str | None
 
 
 class QuotaTags(NamedTuple):
-    """The user and client id that share a quota, as Kafka's metrics name them; empty where it does not matter."""
+    """The user and client id that share a quota, as in Kafka's metrics; a part that does not matter is empty."""
 
     user: str
     client_id: str
@@ -68,7 +68,7 @@ class QuotaBounds:
     def of(self, user: str, client_id: str) -> Bound:
         """The quota of a client."""
         bounds = self._bounds
-        # Plain tuples, which are equal to entities: most of the time here would go into making those.
+        # Plain tuples, which are equal to entities: creating entities would take most of the time here.
         for entity, of_user, of_client in (
             ((user, client_id), user, client_id),
             ((user, DEFAULT), user, client_id),

@@ -1,11 +1,11 @@
 """The quotas of clients on one broker: the four types, their configurations and their metrics.
 
-What must stay true: while no quota is set, nothing is measured or recorded, and a request costs one look at
+What must stay true: while no quota is set, a request is neither measured nor recorded, and costs one look at
 `is_active`.
 
 A *request quota* is a percentage of the time of the broker's one loop: with 50, a client's requests may take half of
-each second. Kafka's is a percentage of one of its threads, of which it has many; a broker of klamm has 100 in all. What
-runs in the worker process or waits for the disk elsewhere is not counted.
+each second. In Kafka it is a percentage of one of many threads; a klamm broker has 100 percent in all. Work in the
+worker process, and waits for the disk outside of the loop, do not count.
 
 Source: kafka.server.QuotaFactory, kafka.server.ClientRequestQuotaManager, kafka.server.QuotaConfigHandler.
 """
@@ -27,7 +27,7 @@ CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
 CONTROLLER_MUTATION_RATE: Final = "controller_mutation_rate"
 
-# The tags of a metric of a quota. As in Prometheus' JMX exporter, the type of quota is one, too.
+# The tags of a quota's metric. As in Prometheus' JMX exporter, the type of quota is also a tag.
 _TAGS: Final = ("resource", "user", "clientId")
 
 Values = Callable[[float], Iterator[tuple[QuotaTags, float]]]
@@ -57,7 +57,7 @@ class ClientQuotas:
             REQUEST_PERCENTAGE: self.request.bounds,
             CONTROLLER_MUTATION_RATE: self.controller_mutation.bounds,
         }
-        # The time of requests that no quota bounds: those of brokers, and produces with acks=0.
+        # The time of requests that no quota bounds: those of brokers, and Produce requests with acks=0.
         self._exempt = SampledRate(samples=METRIC_SAMPLES, window_ms=METRIC_WINDOW_MS)
         self.is_active = False
         """Whether any client may have a quota."""
@@ -66,7 +66,7 @@ class ClientQuotas:
         self._set_flags()
 
     def configure(self, entity: QuotaEntity, values: Mapping[str, float]) -> None:
-        """Gives the entity these quotas, by their keys, and no others. They take effect at once."""
+        """Gives the entity exactly these quotas, by their keys. They take effect at once."""
         for key, bounds in self._bounds.items():
             bounds.set(entity, values.get(key))
         self._set_flags()

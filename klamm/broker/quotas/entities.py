@@ -1,4 +1,4 @@
-"""Entities of quotas: as requests name them, as znodes name them, and as the broker looks them up. Pure.
+"""The names of quota entities in requests, in znodes, and in the broker's look-ups. Pure.
 
 A request names an entity by types and names, where a name of None is the default. A znode's path has sanitized names of
 users and clients, and `<default>`.
@@ -40,7 +40,7 @@ def can_be_stored(entity_type: str, name: str | None) -> bool:
 
 
 def entity_of(path: str) -> dict[str, str | None] | None:
-    """The entity of a znode; None for the path of anything else."""
+    """The entity of a znode; None for another path."""
     parts = path.split("/")
     types, names = parts[::2], parts[1::2]
     if types not in (["users"], ["users", "clients"], ["clients"], ["ips"]) or len(names) < len(types):
@@ -55,7 +55,7 @@ def _name(znode_type: str, znode: str) -> str | None:
 
 
 def quota_entity(entity: Named) -> QuotaEntity:
-    """The entity of a user or client, as `QuotaBounds` has it."""
+    """The `QuotaEntity` of a user or client."""
     names = [(entity[part] or DEFAULT) if part in entity else None for part in (USER, CLIENT_ID)]
     return QuotaEntity(*names)
 
@@ -66,8 +66,8 @@ def quotas_of(entity: Named) -> ConfigDef:
 
 
 def stored_values(entity: Named, stored: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:
-    """The quotas in an entity's configuration, and a sentence for each that cannot be read. Other configurations, such
-    as credentials of users, are left out."""
+    """The quotas in an entity's configuration, and a sentence for each unreadable quota. Other configurations, such as
+    users' credentials, are left out."""
     values: dict[str, float] = {}
     problems: list[str] = []
     for name, key in quotas_of(entity).keys.items():

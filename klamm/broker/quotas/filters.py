@@ -1,4 +1,4 @@
-"""Which entities a DescribeClientQuotas request asks for. Pure.
+"""The filter of a DescribeClientQuotas request. Pure.
 
 A filter has at most one component for each type. An entity matches if each component finds its type in it: a name, the
 default, or any name. A strict filter finds only entities without other types.
@@ -15,7 +15,7 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
 class MatchType(IntEnum):
-    """Which names of a type match."""
+    """The names of a type that match."""
 
     EXACT = 0
     DEFAULT = 1
@@ -24,7 +24,7 @@ class MatchType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """What a filter wants of one type. `name` is None for the default, and for any name."""
+    """A filter's condition on one type. `name` is None for the default, and for any name."""
 
     match_type: MatchType
     name: str | None
@@ -55,7 +55,7 @@ class QuotaFilter:
 
     @property
     def only_entity(self) -> dict[str, str | None] | None:
-        """The only entity that can match, empty if there is none; None if others can, too."""
+        """The only entity that can match, empty if no entity can; None if several can."""
         components = self._components
         if not self._strict or any(each.match_type is MatchType.ANY for each in components.values()):
             return None

@@ -1,10 +1,10 @@
-"""The quota on changes that the controller must make: partitions created and deleted (KIP-599). Pure.
+"""The quota on partitions that a client creates and deletes (KIP-599). Pure.
 
-Each client has a bucket of tokens, one for a partition. They come back at the rate of the quota, and a whole span of
-windows fits into the bucket. A topic's partitions are admitted together, and may overdraw the bucket.
+Each client has a bucket of tokens, one for each partition. The tokens are refilled at the rate of the quota, and the
+bucket holds the tokens of all windows. A topic's partitions are admitted together, and may overdraw the bucket.
 
-Versions of clients that know the error THROTTLING_QUOTA_EXCEEDED get it for each topic while the bucket is overdrawn
-(strict); for older ones, and for topics that are created automatically, the change is made and the client is throttled.
+Clients that know the error THROTTLING_QUOTA_EXCEEDED get it for each topic while the bucket is overdrawn (strict). For
+older clients, and for topics that are created automatically, the change is made and the client is throttled.
 
 Source: kafka.server.ControllerMutationQuotaManager.
 """
@@ -19,7 +19,7 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 
 
 class MutationSensor(Sensor):
-    """The tokens of one client, and what it has changed."""
+    """The tokens of one client, and its changes."""
 
     __slots__ = ("bucket", "mutations")
 
@@ -33,11 +33,11 @@ class Mutations:
     """The changes of one request."""
 
     def record(self, partitions: int) -> None:
-        """Counts partitions before they are created or deleted. Raises KafkaError THROTTLING_QUOTA_EXCEEDED when they
-        must not be."""
+        """Counts partitions before they are created or deleted. Raises KafkaError THROTTLING_QUOTA_EXCEEDED if the
+        client exceeds its quota."""
 
     def throttle_time_ms(self) -> int:
-        """For how long the client is to be throttled from now on."""
+        """How long the client must be throttled from now on."""
         return 0
 
 

@@ -1,7 +1,7 @@
 """A quota on a rate: bytes produced, bytes fetched, or the broker's time. Pure.
 
-A client whose rate exceeds its quota is throttled for as long as it takes, without further records, until the rate over
-the elapsed windows and that time is the quota.
+A client whose rate exceeds its quota is throttled until the rate over the elapsed windows and the throttle time,
+without further records, is the quota.
 
 What must stay true:
 - A throttle time fits into a response's field, whatever is recorded.
@@ -21,7 +21,7 @@ MAX_THROTTLE_MS: Final = 2**31 - 1
 
 
 class RateSensor(Sensor):
-    """What one client has used."""
+    """The usage of one client."""
 
     __slots__ = ("rate",)
 
@@ -31,7 +31,7 @@ class RateSensor(Sensor):
 
 
 def throttle_time_ms(rate: SampledRate, bound: float, limit_ms: float, now_ms: float) -> int:
-    """For how long a client with this rate must wait: 0 if the rate is within its bound."""
+    """How long a client with this rate must wait; 0 if the rate is within its bound."""
     span_ms = rate.full_span_ms(now_ms)
     if rate.total * 1000 <= bound * span_ms:
         return 0
@@ -52,7 +52,7 @@ class RateQuota(ClientQuota[RateSensor]):
         self._zero_limit_ms = min(limit_ms, samples * window_ms)
 
     def record(self, user: str, client_id: str, value: float, now_ms: float) -> int:
-        """Records what a client has used; returns the throttle time in ms, 0 for none."""
+        """Records a client's usage; returns the throttle time in ms, or 0."""
         sensor, bound = self._sensor(user, client_id, now_ms)
         sensor.rate.forget_old(now_ms)
         sensor.rate.record(value, now_ms)
@@ -65,18 +65,18 @@ class RateQuota(ClientQuota[RateSensor]):
         self._sensor(user, client_id, now_ms)[0].rate.record(-value, now_ms)
 
     def has_used_nothing(self, user: str, client_id: str, now_ms: float) -> bool:
-        """Whether nothing is recorded in the windows of the client."""
+        """Whether the client's windows are empty."""
         rate = self._sensor(user, client_id, now_ms)[0].rate
         rate.forget_old(now_ms)
         return rate.total <= 0
 
     def allowance(self, user: str, client_id: str) -> float:
-        """The most that a client may use at once without being throttled, if it has used nothing before."""
+        """The most that a client with empty windows may use at once without being throttled."""
         bound = self.bounds.of(user, client_id).value
         return float("inf") if bound is None else bound * self._span_ms / 1000
 
     def rates(self, now_ms: float) -> Iterator[tuple[QuotaTags, float]]:
-        """What each client uses, per second."""
+        """The usage of each client per second."""
         for tags, sensor in self._sensors.items(now_ms):
             sensor.rate.forget_old(now_ms)
             yield tags, sensor.rate.total * 1000 / sensor.rate.full_span_ms(now_ms)

@@ -1,13 +1,13 @@
-"""The quotas of one request: what it uses, and for how long its client is throttled.
+"""The quotas of one request: its usage, and the throttle time of its client.
 
 The broker answers at once, with the throttle time, and mutes the connection for that time (KIP-219). When a client
 exceeds several quotas, the longest throttle time counts, and appears in the metrics of that quota.
 
 What must stay true:
 - Requests of brokers are never throttled, as in Kafka: the cluster would wait for them.
-- A fetch is throttled before its answer is made, because a throttled one has no records; what it would have sent does
-  not count. A client whose windows are empty gets its records, however many: else a batch that is larger than the
-  quota of all windows would never be sent. (Kafka's consumers wait for it for ever.)
+- A fetch is throttled before its answer is made, because a throttled answer has no records. Records that are not sent
+  do not count. A client whose windows are empty gets its records, however many: otherwise a batch that is larger than
+  the quota of all windows would never be sent. (Kafka's consumers wait for it for ever.)
 
 Source: kafka.server.KafkaApis, kafka.server.RequestHandlerHelper.
 """
@@ -56,11 +56,11 @@ class RequestQuota:
         return changes
 
     def max_fetch_bytes(self) -> float:
-        """The most that a fetch may return without being throttled for certain."""
+        """The size beyond which the answer of a fetch is certainly throttled."""
         return self._quotas.fetch.allowance(self._user, self._client_id)
 
     def throttles_fetch(self, size_bytes: int) -> bool:
-        """Records a fetch of a consumer with an answer of this size. True: the answer must have no records."""
+        """Records a consumer's fetch with an answer of this size. If True, the answer must have no records."""
         quotas, now_ms = self._quotas, self._quotas.clock_ms()
         who = self._user, self._client_id
         fetch_ms = request_ms = 0
@@ -81,7 +81,7 @@ class RequestQuota:
 
     def answered(self, produced_bytes: int, *, is_acknowledged: bool) -> int:
         """Records the request before its answer is encoded; returns the throttle time. `produced_bytes` is the size of
-        a produce request. The time of a request without an answer is not bounded, as in Kafka."""
+        a Produce request. As in Kafka, no quota bounds the time of a request without an answer."""
         if self._is_decided:
             return self.throttle_time_ms
         quotas, now_ms = self._quotas, self._quotas.clock_ms()

@@ -1,8 +1,8 @@
-"""What is recorded for each client, in bounded memory, and what all types of quotas have in common. Pure.
+"""The recorded values of each client, in bounded memory, and the base of all types of quotas. Pure.
 
-What must stay true: clients choose their ids, so a client may come with any number of them, of any length. No more than
-`MAX_SENSORS` are kept, and of a name its first `MAX_NAME_LENGTH` characters: longer ones that begin alike share a
-sensor. A sensor unused for an hour is forgotten, as in Kafka; when there are too many, the one unused for longest.
+What must stay true: clients choose their ids, so a client may use any number of ids of any length. At most
+`MAX_SENSORS` are kept, by the first `MAX_NAME_LENGTH` characters of a name: longer names with the same beginning share
+a sensor. A sensor is forgotten when it was unused for an hour, as in Kafka, or as the least recently used of too many.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -18,7 +18,7 @@ MAX_SENSORS: Final = 5_000
 MAX_NAME_LENGTH: Final = 256
 EXPIRATION_MS: Final = 3_600_000
 
-# The windows of metrics that are no quotas: metrics.num.samples and metrics.sample.window.ms by default.
+# The windows of other metrics than quotas: the defaults of metrics.num.samples and metrics.sample.window.ms.
 METRIC_SAMPLES: Final = 2
 METRIC_WINDOW_MS: Final = 30_000
 
@@ -35,7 +35,7 @@ class Sensors(Generic[K, S]):
         return len(self._sensors)
 
     def of(self, key: K, now_ms: float) -> S:
-        """The sensor of this key, which is used now."""
+        """The sensor of this key, marked as used now."""
         found = self._sensors.pop(key, None)
         if found is None:
             self._forget(now_ms)
@@ -79,7 +79,7 @@ class AverageOfRecent:
 
 
 class Sensor:
-    """What is recorded for one client: at least its throttle times, if there were any."""
+    """The recorded values of one client: at least its throttle times, if it was throttled."""
 
     __slots__ = ("throttle_times",)
 
@@ -98,7 +98,7 @@ class ClientQuota(Generic[R]):
         self._sensors: Sensors[QuotaTags, R] = Sensors(make)
 
     def _sensor(self, user: str, client_id: str, now_ms: float) -> tuple[R, float | None]:
-        """What is recorded for a client, and its bound; None is unlimited."""
+        """The recorded values of a client, and its bound; None is unlimited."""
         tags, bound = self.bounds.of(user, client_id)
         if len(tags.user) > MAX_NAME_LENGTH or len(tags.client_id) > MAX_NAME_LENGTH:
             tags = QuotaTags(tags.user[:MAX_NAME_LENGTH], tags.client_id[:MAX_NAME_LENGTH])

@@ -1,3 +1,1 @@
-"""A broker and ZooKeeper: one session after another, the registration that gives the broker its epoch, and the
-finalized features.
-"""
+"""A broker's ZooKeeper sessions, its registration, which gives the broker epoch, and the finalized features."""

@@ -1,4 +1,4 @@
-"""The states of a broker's life, by the numbers of Kafka's metric BrokerState."""
+"""The states of a broker, with the numbers of Kafka's metric BrokerState."""
 
 from enum import IntEnum
 

@@ -1,9 +1,9 @@
-"""The finalized features (KIP-584) as this broker knows them (Kafka's `FinalizedFeatureCache` and its listener).
+"""This broker's knowledge of the finalized features (KIP-584; Kafka's `FinalizedFeatureCache` and its listener).
 
 What must stay true:
 - A broker that does not support the finalized features does not serve: it refuses to start, and stops if the features
   change later.
-- With an inter.broker.protocol.version before 2.7 nothing is finalized, whatever ZooKeeper holds.
+- With an inter.broker.protocol.version before 2.7 no feature is finalized, whatever ZooKeeper has.
 """
 
 import logging
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class FinalizedFeatureCache:
-    """`current` is None while nothing can be finalized. `zookeeper()` is the store of the current session."""
+    """`current` is None while no feature can be finalized. `zookeeper()` is the store of the current session."""
 
     def __init__(
         self,

@@ -2,9 +2,9 @@
 
 What must stay true:
 - The session that owns the registration is recorded (`session_file`) before the registration is made.
-- A former session's registration is replaced only if no data written to the disk can have been lost since.
-- `broker_epoch` is that of the newest registration. A controller's request for an older epoch was meant for this
-  broker before its restart and is refused.
+- A former session's registration is replaced only if no write to the disk can have been lost since.
+- `broker_epoch` is that of the newest registration. A controller's request with an older epoch was meant for this
+  broker before its restart, and is refused.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,8 @@ class BrokerStartError(Exception):
 
 
 class Registrar:
-    """Registers one broker, once for each ZooKeeper session. `features` are its supported features; they are left
-    out while inter.broker.protocol.version (`protocol`) is older than features."""
+    """Registers one broker, once for each ZooKeeper session. `features` are its supported features. They are left out
+    if inter.broker.protocol.version (`protocol`) is too old for features."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Registrar:
 
     async def _note_session(self, store: KafkaZooKeeper, directory: str) -> list[int]:
         """Records the session as this broker's. Returns the former sessions whose registration may be replaced: those
-        of this process, and of earlier ones since the machine's start. Waits for the expiry of older sessions."""
+        of this process and of earlier processes since the machine's boot. Waits for the expiry of older sessions."""
         file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
         boot_id, session_id = self._environment.boot_id(), store.client.session_id
         noted = await run_blocking(read_sessions, file_system, directory, boot_id)

@@ -1,12 +1,12 @@
 """The broker's ZooKeeper sessions, one after another.
 
-A client object ends with its session. When a session has expired, its ephemeral znodes are gone: this module makes the
-next client and lets the broker set itself up again.
+A client object ends with its session. The ephemeral znodes of an expired session are gone: this module makes the next
+client and has the broker set itself up again.
 
 What must stay true:
-- `store` is always the current session's; while ZooKeeper is unreachable its calls wait or fail with ConnectionLoss,
+- `store` is always the current session's. While ZooKeeper is unreachable its calls wait or fail with ConnectionLoss,
   and the data path is not affected.
-- `on_expired` is called as soon as it is known that a session has ended, and before the next one begins.
+- `on_expired` is called as soon as the end of a session is known, and before the next session begins.
 - `on_session` runs once for each session (again when ZooKeeper fails it), and never twice at a time.
 - A session that expires before `keep` fails the broker's start, like every call that was made in it.
 """
@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 
 
 class ZooKeeperSession:
-    """`start`, and once the broker is set up `keep`; at the end `stop`.
+    """Call `start`, then `keep` once the broker is set up, and `stop` at the end.
 
-    `on_failure` gets the exception of an `on_session` that failed for another reason than ZooKeeper.
+    `on_failure` gets the exception of an `on_session` that has failed for another reason than ZooKeeper.
     """
 
     store: KafkaZooKeeper
@@ -58,7 +58,7 @@ class ZooKeeperSession:
         await self._open(self._config.zookeeper_connection_timeout_ms)
 
     def keep(self, on_expired: Callable[[], None], on_session: Callable[[KafkaZooKeeper], Awaitable[None]]) -> None:
-        """From now on a session that has expired is followed by a new one.
+        """From now on, opens a new session after each expired session.
 
         `on_expired()` is called when the ephemeral znodes are gone; `on_session(store)` sets the broker up in the new
         session.

@@ -1,3 +1,3 @@
-"""From a frame to its response: `dispatcher` decodes, asks the handler of the table in `registry`, and encodes.
-Handlers see a `Request` and, through it, `services`; they see no sockets.
+"""From a frame to its response: `dispatcher` decodes, calls the handler in the table of `registry`, and encodes.
+Handlers see a `Request` and, through it, `services`, but no sockets.
 """

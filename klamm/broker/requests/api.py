@@ -1,7 +1,7 @@
-"""How this broker serves one API: a row of the table that `registry` keeps and `services` hands on.
+"""How this broker serves one API: a row of the table in `registry`, which `services` passes on.
 
 What must stay true:
-- A row never changes, and it names everything the dispatcher must know before it calls the handler.
+- A row never changes, and has everything that the dispatcher must know before it calls the handler.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ class Api:
     A client must be authorized for `operation` on a resource of `resource_type`; None needs no authorization.
     `error_response` makes the answer when `handle` raises a KafkaError. A `pipelined` request may start while earlier
     requests of the same API on the connection are unanswered, because its effect comes before its response. A request
-    that `ends_with_client` is cancelled at any point when its client hangs up, because it only reads or makes all
+    that `ends_with_client` is cancelled at any point when its client disconnects, because it only reads or makes all
     changes in one step. Any other request runs to its end.
 
-    Where work grows with the request, `handle` and `error_response` are generators of steps.
+    If the work grows with the request, `handle` and `error_response` are generators of steps.
     """
 
     key: ApiKey

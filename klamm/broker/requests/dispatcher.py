@@ -3,10 +3,10 @@
 What must stay true:
 - A frame is a request only if it begins with a header and a body; otherwise its connection closes. Bytes after the
   body are ignored, as in Kafka.
-- A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError (`request_errors`); any other
-  exception is a fault of the program and stops the broker (the network layer passes it on).
-- A response that cannot be encoded is a fault of the program too, but only its own connection closes: the request has
-  had its effect, and no state depends on the response.
+- A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError (`request_errors`). Any other
+  exception is a programming error and stops the broker (the network layer passes it on).
+- A response that cannot be encoded is also a programming error, but only its own connection closes: the request has had
+  its effect, and no state depends on the response.
 - The throttle time is set only here.
 """
 
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 NO_RESPONSE = Response(None)
 
-# A frame of this size or more is decoded in steps, where its API knows how. An element of an array can be one byte.
+# A frame of at least this size is decoded in steps, if its API can. An array's element may take only one byte.
 LARGE_FRAME_BYTES = 16 * 1024
 
 _FETCH = ApiKey.FETCH
 
-# The requests of followers that consumers make, too. They share the connection: one that is muted fetches nothing.
+# Requests of followers and of consumers. A follower sends them over one connection, which must not be muted.
 _OF_FOLLOWERS = (ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH)
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Dispatcher:
     def __init__(self, services: Services, work_clock_s: Callable[[], float]) -> None:
         self._services = services
         self.statistics = RequestStatistics(work_clock_s)
-        # A server under faults puts rows of its own here (`klamm.faults.answers`).
+        # A server under faults replaces rows here (`klamm.faults.answers`).
         self.apis: dict[int, CountedApi] = {
             int(key): _counted(api, self.statistics[key]) for key, api in services.apis.items()
         }
@@ -62,7 +62,7 @@ class Dispatcher:
         self.on_unencodable: Callable[[ServerConnection, UnencodableMessage], None] = _log_unencodable
 
     def is_pipelined(self, frame: bytearray) -> bool:
-        """Whether the request may start while earlier ones of its API are unanswered."""
+        """Whether the request may start while earlier requests of its API are unanswered."""
         return frame[:2] in self._pipelined
 
     def dispatch(
@@ -127,7 +127,7 @@ class Dispatcher:
         release_frame: Callable[[], None],
         release_followers: Callable[[], None],
     ) -> Answer:
-        """Lets others have the loop between two steps of decoding; the connection's next request waits."""
+        """Decodes in steps with turns of the loop in between. The connection's next request waits."""
         try:
             body = await decoding
             release_frame()
@@ -200,7 +200,7 @@ class Dispatcher:
         return self._answer(request, result, exchange)
 
     def _answer(self, request: Request[Any], result: Any, exchange: Exchange) -> Answer:
-        """The response to a handler's result; a large response is encoded in steps."""
+        """The response to a handler's result. A large response is encoded in steps."""
         quota = request.quota
         if isinstance(result, AnswerOnly):
             exchange.pause()
@@ -228,7 +228,7 @@ class Dispatcher:
         return response
 
     def _throttle_time_ms(self, request: Request[Any], size_bytes: int, quota: RequestQuota, result: Any) -> int:
-        """For how long the client is throttled. Brokers are not: the cluster would wait for them."""
+        """How long the client is throttled. Brokers are never throttled: the cluster would wait for them."""
         key = request.api.key
         if request.api.operation is Operation.CLUSTER_ACTION or (key in _OF_FOLLOWERS and request.body.replica_id >= 0):
             quota.answered_exempt()
@@ -255,7 +255,7 @@ class Dispatcher:
         return Response(buffers, throttle_time_ms)
 
     def _unanswerable(self, connection: ServerConnection, error: UnencodableMessage) -> InvalidRequest:
-        """Reports the fault of the program; returns the error that closes the connection."""
+        """Reports the programming error; returns the error that closes the connection."""
         self.on_unencodable(connection, error)
         return InvalidRequest(f"its response cannot be encoded: {error}")
 
@@ -286,8 +286,8 @@ def _counted(api: Api, statistics: ApiStatistics) -> CountedApi:
 
 
 def _hold(connection: ServerConnection, api: Api) -> Callable[[], None]:
-    """Keeps later requests of the connection waiting: a pipelined one has not had its effect before its last step.
-    Others wait anyway. Returns what ends this."""
+    """Keeps later requests of the connection waiting, because a pipelined request has its effect only with its last
+    step. Other requests wait anyway. Returns a function that ends this."""
     return connection.hold_followers() if api.pipelined else _nothing
 
 

@@ -1,19 +1,20 @@
-"""Incremental fetch sessions (KIP-227): a client names its partitions once and then only the changes.
+"""Incremental fetch sessions (KIP-227): a client names its partitions once, and then only the changes.
 
-A request has a session id and an epoch. Epoch 0 asks for a new session, -1 for no session; any other epoch continues a
-session, whose partitions are those of earlier requests with the changes applied. The answer of a continued session
-holds only the partitions with news.
+A request has a session id and an epoch. Epoch 0 asks for a new session, and -1 for no session. Any other epoch
+continues a session, whose partitions are those of earlier requests with the changes applied. The answer of a continued
+session only has partitions with news.
 
 What must stay true:
 - A session's epoch counts its requests: 1, 2, ..., 2^31-1, 1, ... A request out of turn gets
   INVALID_FETCH_SESSION_EPOCH, an unknown session FETCH_SESSION_ID_NOT_FOUND.
 - There are never more sessions than slots. A session is evicted for another only if it is stale or less valuable:
   followers before consumers, larger before smaller.
-- A session that no client has used for ten minutes is forgotten when the next one is made. Kafka keeps it until all
-  slots are taken: a follower that restarts then leaves its session, with all its partitions, up to 1,000 times.
-- All sessions together have at most `MAX_PARTITIONS`, one session at most `MAX_SESSION_PARTITIONS`. A new session that
-  finds no room is not made, and a session that grows beyond is forgotten: its client names its partitions in each
-  request. Kafka has no such limit: there one client can fill the memory, with many sessions or with one that grows.
+- A session that was unused for ten minutes is forgotten when the next session is created. Kafka keeps it until all
+  slots are taken: a follower that restarts can leave up to 1,000 sessions with all its partitions behind.
+- All sessions together have at most `MAX_PARTITIONS`, one session at most `MAX_SESSION_PARTITIONS`. A new session
+  without room is not created, and a session that grows beyond a limit is forgotten: its client then names its
+  partitions in each request. Kafka has no such limit, so one client can fill the memory, with many sessions or with one
+  that grows.
 - Partitions that were answered with records move to the end of their session, so that no partition starves.
 """
 
@@ -37,23 +38,23 @@ from klamm.protocol.vocabulary import (
 )
 from klamm.replication.replica_manager import Wanted
 
-# For requests that begin or change a session: about a millisecond.
+# The slice of requests that begin or change a session, of about a millisecond.
 PARTITIONS_PER_SLICE = 1_000
 MAX_ID = 2**31 - 1
 # A partition takes a third of a kilobyte.
 MAX_PARTITIONS = 500_000
-# What one request can name: a client that must begin anew names all.
+# The most partitions that one request can name. A client that must begin again names all its partitions.
 MAX_SESSION_PARTITIONS = messages.MAX_ELEMENTS[Size.WHOLE]
-# A session unused for this time may be evicted for any other; a younger one only for a more valuable one.
+# A session that was unused for this time may be evicted for any session, other sessions only for a more valuable one.
 EVICTION_MS = 120_000
-# A connection is closed after so long without a request (connections.max.idle.ms). A client that comes back after all
+# A connection without requests is closed after this time (connections.max.idle.ms). A client that still comes back
 # names its partitions once more.
 ABANDONED_MS = 600_000
 
 
 @dataclass(slots=True)
 class _CachedPartition:
-    """The client's request for a partition, and the last values that it was told."""
+    """The client's request for a partition, and the last values that were sent to it."""
 
     wanted: FetchPartition
     high_watermark: int = UNKNOWN_OFFSET
@@ -91,7 +92,7 @@ class _Session:
 
 @dataclass(slots=True)
 class FetchExchange:
-    """One fetch request inside (or outside) a session: the partitions to read, and which answers to send."""
+    """One fetch request, with or without a session: the partitions to read, and which answers to send."""
 
     session_id: int
     wanted: Sequence[Wanted]
@@ -104,7 +105,7 @@ class FetchExchange:
         return self._incremental
 
     def must_answer(self, topic: str, result: PartitionData) -> bool:
-        """Whether the answer for a partition of `wanted` is sent; called once for each, in their order."""
+        """Whether the answer for a partition of `wanted` is sent. Call it once for each partition, in their order."""
         if self._session is None:
             return True
         partitions = self._session.partitions
@@ -160,7 +161,7 @@ class FetchSessionCache:
         *,
         is_follower: bool,
     ) -> Steps[FetchExchange]:
-        """Finds or makes the session of a fetch request.
+        """Finds or creates the session of a fetch request.
 
         Raises KafkaError FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH.
         """
@@ -173,13 +174,13 @@ class FetchSessionCache:
         return FetchExchange(INVALID_SESSION_ID if session is None else session.id, wanted, session, False)
 
     def partitions_of(self, session_id: int, epoch: int) -> Sequence[PartitionKey]:
-        """The partitions of a session; none if there is no such session in this epoch."""
+        """The partitions of a session; empty if there is no such session in this epoch."""
         session = self._sessions.get(session_id)
         return () if session is None or session.epoch != epoch else tuple(session.partitions)
 
     def throttled(self, exchange: FetchExchange) -> int:
         """The session id of an answer without partitions, because the client is throttled. A client that asked for a
-        new session asks again, so it gets none now (KIP-219)."""
+        new session asks again, so it gets no session now (KIP-219)."""
         if exchange.is_continued:
             return exchange.session_id
         self._forget(exchange.session_id)
@@ -253,7 +254,7 @@ class FetchSessionCache:
         return session
 
     def _count(self, session: _Session, change: int) -> None:
-        # Another request may have ended the session in the pauses of this one.
+        # Another request may have ended the session between the steps of this request.
         if self._sessions.get(session.id) is session:
             self._partition_count += change
 
@@ -271,7 +272,8 @@ class FetchSessionCache:
             self._forget(stalest.id)
 
     def _make_room(self, is_follower: bool, size: int) -> bool:
-        """For the partitions of a session: stale sessions leave, and consumers' for a follower's, the largest first."""
+        """Makes room for the partitions of a session: evicts stale sessions and, for a follower's session, consumers'
+        sessions, the largest first. Returns whether there is room."""
         stale_ms = self._now_ms() - EVICTION_MS
         while self._partition_count + size > MAX_PARTITIONS:
             leaving = next(iter(self._sessions.values()), None)

@@ -1,7 +1,6 @@
 """The table of APIs that this broker serves. Each module under `handlers/` registers its own API in it.
 
-ApiVersions and the protocol support table in the documentation are made from this table, so exactly the registered APIs
-are advertised.
+ApiVersions and the table in docs/protocol.md are made from this table, so exactly the registered APIs are advertised.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -75,8 +74,8 @@ class Request(Generic[Body]):
         return {operation for operation in OPERATIONS[resource_type] if self.allows(name, operation, resource_type)}
 
     def changes(self, *, strict: bool, throttles: bool = True) -> Mutations:
-        """Where the handler records partitions before it has them created or deleted. If `strict`, partitions beyond
-        the client's quota are refused. The client is throttled for them, unless `throttles` is False."""
+        """Records partitions before the handler has them created or deleted. If `strict`, partitions beyond the
+        client's quota are refused. The client is throttled for them, unless `throttles` is False."""
         return UNBOUNDED_MUTATIONS if self.quota is None else self.quota.changes(strict=strict, throttles=throttles)
 
     @property
@@ -100,12 +99,12 @@ def handler(
 ) -> Callable[[Callable[[Request[Body]], Answer]], Callable[[Request[Body]], Answer]]:
     """Registers the decorated function as the handler of the API of `request_class`.
 
-    The function is a plain one if its answer is ready at once, a generator of steps if the work grows with the request,
-    and `async def` if it may have to wait. It returns the answer; None for no answer; AnswerOnly if the request's
-    changes are done and only its answer must still be waited for.
+    The function is a plain function if its answer is ready at once, a generator of steps if the work grows with the
+    request, and `async def` if it may have to wait. It returns the answer, or None for no answer, or AnswerOnly if the
+    request's changes are done and only its answer has to wait.
 
-    Without an `error_response` the answer to an error has its code and its message, and is empty otherwise: for
-    responses with an error code of their own. Raises ValueError when the API has a handler.
+    Without an `error_response` the answer to an error only has its code and its message: for responses with an error
+    code of their own. Raises ValueError if the API already has a handler.
     """
     key = ApiKey(request_class.api.key)
 
@@ -124,7 +123,7 @@ def handler(
 def long_answer(
     handle: Callable[[Request[Body]], Steps[Answer]],
 ) -> Callable[[Request[Body]], Coroutine[Any, Any, Answer]]:
-    """Answers that the decorated function makes in steps take turns (`Services.long_answers`) if they are large."""
+    """Has large answers, which the decorated function makes in steps, take turns (`Services.long_answers`)."""
     return lambda request: request.services.long_answers.take(handle(request))
 
 

@@ -1,8 +1,8 @@
 """How many requests of each API this broker has answered, and how long they took, under Kafka's names (RequestMetrics).
 
-When the response to a request has left, numbers that the network layer has at hand are added to a list: three of a
-request that waited for nothing, to a list of its API and version, and ten of others. The encoder of a response adds its
-error codes to another list. All else happens for `TOGETHER` requests at once, or when a metric is read.
+When the response to a request has left, numbers of the network layer are added to a list: three numbers for a request
+that did not wait, to a list of its API and version, and ten for other requests. The encoder of a response adds its
+error codes to another list. Everything else happens for `TOGETHER` requests at once, or when a metric is read.
 
 | Kafka's name       | in klamm                                                                                 |
 |--------------------|------------------------------------------------------------------------------------------|
@@ -16,8 +16,9 @@ What must stay true:
 - Counting costs the same for each request, and its memory is bounded: the numbers of `RESERVOIR_SIZE` requests of each
   API and of each of both kinds, at most 520 KB (measured with numbers that share no memory), those of `TOGETHER` more
   of each version, at most 27 KB, and the error codes of `TOGETHER` requests.
-- Labels come from what this broker serves, never from a client: a request of another version is not counted.
-- As in Kafka, a request counts when its response has left, and one whose connection ends before that does not.
+- Labels come from the APIs and versions of this broker, never from a client: a request of another version is not
+  counted.
+- As in Kafka, a request counts when its response has left. A request whose connection ends before does not count.
 
 Source: kafka.network.RequestMetrics.
 """
@@ -36,15 +37,15 @@ from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
 
-# This many requests are sorted in together.
+# How many requests are sorted in together.
 TOGETHER = MOST_AT_ONCE
-# At most this many error codes of requests that were never answered are kept.
+# The most error codes that are kept of requests that were never answered.
 _MOST_CODES = 10_000
-# The numbers of a request that had to wait: the version, and what `_distributed` takes.
+# The numbers of a request that had to wait: the version, and the arguments of `_distributed`.
 _WAITED = 10
 _MOST_WAITED = _WAITED * (RESERVOIR_SIZE + TOGETHER)
 
-# What becomes of these numbers, in the order of `_distributed`.
+# The distributions of these numbers, in the order of `_distributed`.
 _DISTRIBUTIONS = (
     ("RequestBytes", "Sizes of requests."),
     ("RequestQueueTimeMs", "Until a request starts, after earlier ones of its connection."),
@@ -74,21 +75,21 @@ class VersionStatistics(Measurements):
         self.version = version
 
     def take(self) -> None:
-        """As `Measurements.take`."""
+        """Like `Measurements.take`."""
         self._api.sort_in()
 
     def add(self, exchange: Exchange, left_s: float, sent_s: float) -> None:
-        """As `Measurements.add`."""
+        """Like `Measurements.add`."""
         self._api.add(self.version, exchange, left_s, sent_s)
 
     def forgo(self) -> None:
-        """As `Measurements.forgo`."""
+        """Like `Measurements.forgo`."""
         self._api.forgo()
 
 
 class ApiStatistics:
-    """The requests of one API. `of_version` has a list for each version, from 0 on; `error_codes` are those of
-    responses that are not counted yet. `clock_s` is the network layer's `work_clock_s`."""
+    """The requests of one API. `of_version` has a list for each version, from 0 on; `error_codes` are the error codes
+    of responses that are not counted yet. `clock_s` is the network layer's `work_clock_s`."""
 
     __slots__ = (
         "_api_key",
@@ -110,19 +111,19 @@ class ApiStatistics:
         self._errors: Counter[int] = Counter()
         self._versions: Counter[int] = Counter()
         self._sums = [0.0] * len(_DISTRIBUTIONS)
-        # The numbers of the newest requests, in the order in which they were sent; of those that had to wait, so many
-        # numbers are in the sums.
+        # The numbers of the newest requests, in the order of their responses, and how many numbers of requests that had
+        # to wait are in the sums.
         self._at_once: list[float] = []
         self._waited: list[float] = []
         self._waited_sorted_in = 0
 
     def forgo(self) -> None:
-        """A request will never be added: its client has gone."""
+        """Call it for a request that will never be added, because its client has disconnected."""
         if len(self.error_codes) > _MOST_CODES:
             self.sort_in()
 
     def add(self, version: int, exchange: Exchange, left_s: float, sent_s: float) -> None:
-        """As `Measurements.add`, of a request of this version."""
+        """Like `Measurements.add`, for a request of this version."""
         arrived_s, began_s, ready_s, response = (
             exchange.arrived_s,
             exchange.began_s,
@@ -154,7 +155,7 @@ class ApiStatistics:
 
     @property
     def errors(self) -> dict[int, int]:
-        """How often each error code was in a response."""
+        """The number of responses with each error code."""
         self.sort_in()
         return self._errors
 
@@ -169,7 +170,7 @@ class ApiStatistics:
         return sum(self.versions.values())
 
     def sort_in(self) -> None:
-        """Counts what the lists have got since the last call."""
+        """Counts the additions to the lists since the last call."""
         newest, old = self._at_once, len(self._at_once)
         for one in self.of_version:
             if one:
@@ -221,13 +222,13 @@ def _sums(numbers: Sequence[float], width: int) -> list[float]:
 
 
 def _in_order(some: list[float], others: Sequence[float]) -> list[float]:
-    """The requests of both lists, which waited for nothing, in the order in which they were sent."""
+    """The requests of both lists, which did not wait, in the order of their responses."""
     both = sorted(_requests([*some, *others], NUMBERS_AT_ONCE), key=_READY_S)
     return list(chain.from_iterable(both))
 
 
 def _count(counts: Counter[int], values: Sequence[int]) -> None:
-    """As `Counter.update`, which takes five times as long where all values are equal."""
+    """Like `Counter.update`, which takes five times as long if all values are equal."""
     if values and values.count(values[0]) == len(values):
         counts[values[0]] += len(values)
     else:
@@ -267,8 +268,8 @@ def _distributed(
 
 
 class RequestStatistics(dict[ApiKey, ApiStatistics]):
-    """The requests of a broker, by API; those that were used are shown. `follower_fetches` are counted apart from those
-    of consumers."""
+    """The requests of a broker by API; only used APIs are shown. `follower_fetches` are counted apart from consumers'
+    fetches."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         super().__init__()
@@ -336,8 +337,8 @@ class RequestStatistics(dict[ApiKey, ApiStatistics]):
 
 
 class _Merged:
-    """The `Distribution` of this number in `_DISTRIBUTIONS`, of the requests of some APIs together; of zeros, if
-    `number` is None. Quantiles are made when they are asked for: those of all APIs at once would hold the loop."""
+    """The `Distribution` of this number in `_DISTRIBUTIONS`, for the requests of some APIs together, or of zeros if
+    `number` is None. Quantiles are computed on demand: those of all APIs at once would hold the loop."""
 
     __slots__ = ("_number", "_some")
 
@@ -354,6 +355,6 @@ class _Merged:
         return 0.0 if self._number is None else sum(one.total(self._number) for one in self._some)
 
     def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
-        """As `Distribution.quantiles`."""
+        """Like `Distribution.quantiles`."""
         number = self._number
         return quantiles_of(() if number is None else [v for one in self._some for v in one.newest(number)], wanted)

@@ -1,4 +1,5 @@
-"""The parts of a broker that its handlers use. The composition root (`parts.py`) makes it; it never changes."""
+"""The parts of a broker that its handlers use. The composition root (`parts.py`) makes `Services`, which never
+change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,6 +71,6 @@ class Services:
     long_answers: Turns
 
     def require_controller(self) -> None:
-        """Raises KafkaError NOT_CONTROLLER unless this broker takes itself for the active controller."""
+        """Raises KafkaError NOT_CONTROLLER unless this broker considers itself the active controller."""
         if not self.controller.is_active:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, f"the controller is broker {self.controller.controller_id}")

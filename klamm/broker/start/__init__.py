@@ -1,3 +1,3 @@
-"""A broker's life. `broker` starts and stops the parts in Kafka's order; `parts` alone makes them; `listeners` opens
-the sockets.
+"""A broker's lifecycle. `broker` starts and stops the parts in Kafka's order, only `parts` creates them, and
+`listeners` opens the sockets.
 """

@@ -10,8 +10,8 @@ this broker, ends last.
 What must stay true:
 - No client is served before the broker is registered and its logs are recovered.
 - A stop undoes the completed steps of the start in reverse: `_closing` has one entry for each of them.
-- `failure` is set by the first fault of the program, by the loss of the last log directory, and by a failure to set up
-  a new session; the caller then stops the process. A client's input never sets it.
+- `failure` is set by the first programming error, by the loss of the last log directory, and by a failure to set up a
+  new session. The caller then stops the process. A client's input never sets it.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class Broker:
         return ids[0] if ids else await store.generate_broker_id(config.reserved_broker_max_id)
 
     def assemble(self) -> BrokerParts:
-        """Makes the parts, which do nothing yet. The simulator overrides this to insert its witnesses."""
+        """Creates the parts, which do not run yet. The simulator overrides this to insert its witnesses."""
         return BrokerParts(
             config=self._config,
             environment=self._environment,
@@ -210,9 +210,10 @@ class Broker:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     async def _set_up_session(self, store: KafkaZooKeeper) -> None:
-        """Raises BrokerStartError if ZooKeeper no longer holds this broker's cluster, because it was wiped or replaced.
+        """Sets up a new session. Raises BrokerStartError if ZooKeeper no longer has this broker's cluster, because
+        ZooKeeper was wiped or replaced.
 
-        To continue would mean to serve topics that no other broker knows. The logs stay as they are.
+        Otherwise this broker would serve topics that no other broker knows. The logs stay as they are.
         """
         await store.sync()
         cluster_id = await store.cluster_id()
@@ -244,7 +245,7 @@ class Broker:
                 await ending
 
     async def _hand_over(self, parts: BrokerParts) -> None:
-        """Hands the leaderships over to other brokers, unless this one has failed."""
+        """Has the controller move the leaderships to other brokers, unless this broker has failed."""
         if not self.failure.done() and self._config.current.controlled_shutdown_enable:
             parts.state = BrokerState.PENDING_CONTROLLED_SHUTDOWN
             await parts.controlled_shutdown.run(self.zookeeper.store)

@@ -1,7 +1,7 @@
 """Before a broker stops: the controller moves its leaderships to other brokers (`KafkaServer.controlledShutdown`).
 
-The controller is looked up in ZooKeeper for every attempt, since the metadata cache may be behind. A broker whose
-partitions have no other live replica stops without a further attempt: no broker could take them over.
+Every attempt looks up the controller in ZooKeeper, because the metadata cache may be behind. A broker whose partitions
+have no other live replica stops without a further attempt: no other broker could take over.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControlledShutdown:
-    """Hands one broker's leaderships over."""
+    """Has one broker's leaderships moved to other brokers."""
 
     def __init__(
         self, config: BrokerConfig, broker_id: int, registrar: Registrar, metadata_cache: MetadataCache
@@ -41,11 +41,11 @@ class ControlledShutdown:
         self._metadata_cache = metadata_cache
 
     async def run(self, store: KafkaZooKeeper) -> bool:
-        """Asks up to controlled.shutdown.max.retries times; returns whether everything was handed over.
+        """Asks up to controlled.shutdown.max.retries times; returns whether all leaderships were moved.
 
         While no controller answers, as during an election, this looks for the controller again for as long as all
-        back-offs could take; but not without ZooKeeper, since no controller could move anything then. An asked
-        controller may take controller.socket.timeout.ms to answer.
+        backoffs could take, but not without ZooKeeper: no controller could move leaderships then. A controller may take
+        controller.socket.timeout.ms to answer.
         """
         config, loop = self._config, asyncio.get_running_loop()
         attempts = config.controlled_shutdown_max_retries

@@ -4,8 +4,8 @@
     2  the registration names the listeners that are open, and the controller tells brokers and clients
     3  removed listeners close, once their pending requests are answered
 
-So clients always know an address that answers, unless a new listener takes the port of a removed one: that one closes
-first. A listener at another address is a new one and a removed one.
+So clients always know an address that answers, unless a new listener takes the port of a removed one, which then closes
+first. A listener whose address changes is a removed and a new listener.
 
 What must stay true: after a failure every step is tried again, until open sockets, registration and configuration
 agree.
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class ListenerChanges:
-    """`start` once the broker is registered and its listeners accept; `stop` before they stop."""
+    """Call `start` once the broker is registered and its listeners accept, and `stop` before the listeners stop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ListenerChanges:
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """What a session registers. A change that was refused is not part of it, because it would stop the broker."""
+        """The endpoints that a session registers. A refused change is not included: it would stop the broker."""
         return self._listeners.advertised_endpoints() if self._task is None else self._registered
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class ListenerChanges:
         self._task = start_task(self._run(), self._on_failure)
 
     async def stop(self) -> None:
-        """After this returns, no listener opens."""
+        """Stops the changes. No listener opens after this returns."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -1,10 +1,10 @@
 """The listeners of a broker, on which clients and other brokers reach it.
 
 Ports are bound before any request is served, so that the broker can be registered with its addresses. While the broker
-runs, `listener_changes` brings what is open in line with a changed configuration.
+runs, `listener_changes` adapts the open listeners to a changed configuration.
 
 What must stay true:
-- Clients are told of no listener that is not open.
+- Clients only learn of open listeners.
 - A listener that brokers use keeps its socket: followers and the controller would not find it again.
 - A listener that a change does not name keeps its connections.
 """
@@ -30,10 +30,10 @@ from klamm.protocol.messages import request_size_limit
 
 # How long a stop waits for pending requests.
 DRAIN_TIMEOUT_MS = 2_000
-# What queued.max.request.bytes=-1 means, unless a single request may be larger.
+# The limit for queued.max.request.bytes=-1, unless a single request may be larger.
 DEFAULT_REQUEST_MEMORY_BYTES = 256 * 1024 * 1024
 
-# What is shown of the traffic of a listener. As in Kafka, whose metrics of connections are no counters, as gauges.
+# The metrics of a listener's traffic. They are gauges, as in Kafka, whose connection metrics are not counters.
 _TRAFFIC: tuple[tuple[str, str, Callable[[SocketServer], int]], ...] = (
     ("connection-creation-total", "Connections accepted.", lambda server: server.traffic.connections),
     (
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listeners(Mapping[str, SocketServer]):
-    """The servers by the names of their listeners: `bind`, then `start`; `stop` at any time."""
+    """The servers by the names of their listeners. Call `bind`, then `start`, and `stop` at any time."""
 
     def __init__(
         self,
@@ -120,8 +120,8 @@ class Listeners(Mapping[str, SocketServer]):
         return len(self._servers)
 
     async def bind(self) -> None:
-        """Binds the ports without accepting yet. Raises OSError for an address that cannot be used, or for a host of
-        max.connections.per.ip.overrides that is unknown."""
+        """Binds the ports without accepting yet. Raises OSError for an address that cannot be used, or for an unknown
+        host in max.connections.per.ip.overrides."""
         self._overrides = await _by_address(self._config.current.max_connections_per_ip_overrides)
         self._apply_quotas()
         for server in self._servers.values():
@@ -133,15 +133,15 @@ class Listeners(Mapping[str, SocketServer]):
             await server.start()
 
     async def stop(self) -> None:
-        """Lets pending requests finish for a limited time, and ends all connections."""
+        """Waits a limited time for pending requests, and ends all connections."""
         for server in [*self._servers.values(), *self._stopping]:
             await server.stop(DRAIN_TIMEOUT_MS)
 
     # -- changes while the broker runs ------------------------------------------------------------------------------
 
     async def open_new(self) -> None:
-        """Opens the listeners that are configured and not open, or open at another address. Those that a new one
-        needs the port of are closed first. A listener that cannot be opened is logged and left out."""
+        """Opens configured listeners that are not open, or are open at another address. First closes listeners whose
+        ports a new listener needs. A listener that cannot be opened is logged and left out."""
         wanted = self._wanted()
         new = [listener for listener in wanted.values() if self._listeners.get(listener.name) != listener]
         ports = {listener.port for listener in new}
@@ -161,7 +161,7 @@ class Listeners(Mapping[str, SocketServer]):
             self._stopping.pop(0)
 
     async def resolve_overrides(self) -> None:
-        """Looks the hosts of max.connections.per.ip.overrides up again. An unknown one is logged, and the former
+        """Looks up the hosts of max.connections.per.ip.overrides again. An unknown host is logged, and the former
         overrides stay."""
         try:
             self._overrides = await _by_address(self._config.current.max_connections_per_ip_overrides)
@@ -185,7 +185,7 @@ class Listeners(Mapping[str, SocketServer]):
 
     async def _open(self, listener: Listener) -> None:
         server = self._server(listener)
-        # A stop of the broker may come in between.
+        # The broker may stop in between.
         self._stopping.append(server)
         try:
             await server.bind()
@@ -217,7 +217,8 @@ class Listeners(Mapping[str, SocketServer]):
         return {name: (server.host, server.port) for name, server in self._servers.items()}
 
     def advertised_endpoints(self) -> dict[str, Endpoint]:
-        """Port 0 is replaced by the port that the system chose, and an empty host by this machine's name."""
+        """The advertised endpoints. Port 0 is replaced by the system's choice, and an empty host by this machine's
+        name."""
         config = self._config.current
         endpoints = {}
         for advertised in config.advertised_listeners:
@@ -344,7 +345,7 @@ async def _by_address(overrides: Mapping[str, int]) -> dict[str, int]:
 
 
 def _request_memory_bytes(config: BrokerConfig) -> int:
-    """`queued.max.request.bytes`; Kafka's default is no bound."""
+    """`queued.max.request.bytes`, or klamm's own limit for Kafka's default, which is no limit."""
     if config.queued_max_request_bytes > 0:
         return config.queued_max_request_bytes
     return max(DEFAULT_REQUEST_MEMORY_BYTES, config.socket_request_max_bytes)

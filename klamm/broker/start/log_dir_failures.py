@@ -1,7 +1,7 @@
 """Tells the controller that a log directory of this broker has failed, so that it asks which partitions are usable.
 
-What must stay true: between `start` and `stop` a report is retried until it is written, in the next session if this
-one ends meanwhile. Before `start` no report is needed: the controller asks this broker after its registration.
+What must stay true: between `start` and `stop` a report is retried until it is written, if necessary in the next
+session. Before `start` no report is needed: the controller asks this broker after its registration.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Puts the parts of a broker together.
+"""Assembles the parts of a broker.
 
-`BrokerParts` is made once the broker's id and cluster are known, and is complete from then on. It opens, binds and
-writes nothing: the lifecycle is in `broker.py`.
+`BrokerParts` is created once the broker's id and cluster are known, and is complete from then on. It does not open,
+bind or write: the lifecycle is in `broker.py`.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerParts:
-    """All parts of one broker; `services` are those that handlers use. Made while the loop runs."""
+    """All parts of one broker. `services` are the parts that handlers use. Create it while the loop runs."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class BrokerParts:
         return None if policy is None else Policy(ALTER_CONFIG_POLICY, policy.validate, environment, self._on_failure)
 
     def _make_isr_changes(self) -> AlterIsrManager | ZkIsrManager:
-        """How leaders change ISRs: through the controller, or before 2.7-IV2 directly in ZooKeeper."""
+        """The way in which leaders change ISRs: through the controller, or before 2.7-IV2 directly in ZooKeeper."""
         if self._config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2:
             return AlterIsrManager(
                 lambda body: self.controller_channel.send(ApiKey.ALTER_ISR, lambda _version: body),
@@ -323,7 +323,7 @@ class BrokerParts:
         return ZkIsrManager(self._store, self._broker_id, self._on_failure)
 
     def _make_metrics_endpoint(self, config: CurrentConfig, environment: Environment) -> "MetricsEndpoint | None":
-        """None without klamm.metrics.port."""
+        """The metrics endpoint; None without klamm.metrics.port."""
         if self._config.klamm_metrics_port < 0:
             return None
         # A broker without the port never imports the HTTP server.
@@ -370,7 +370,7 @@ class BrokerParts:
         )
 
     def _purgatories(self) -> dict[str, list[Purgatory[Any]]]:
-        """By the names that they have in Kafka."""
+        """The purgatories by their names in Kafka."""
         replicas = self.replica_manager
         return {
             "Produce": [replicas.produce_purgatory],
@@ -443,7 +443,7 @@ def log_directories(config: BrokerConfig) -> list[str]:
 
 
 def _host_names(config: BrokerConfig) -> list[str]:
-    """The names by which clients reach the broker, and those that its operator has added."""
+    """The names by which clients reach the broker, and those that the operator has added."""
     listeners = (*config.listeners, *config.advertised_listeners)
     return [*(each.host for each in listeners), *config.klamm_metrics_allowed_hosts]
 

@@ -1,4 +1,4 @@
-"""The operator's own code in a broker: which keys name it, and its loading at the start."""
+"""The operator's own code in a broker: its config keys, and its loading at the start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ P = TypeVar("P", bound=Plugin)
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins of one broker; None where its key is not set."""
+    """The plugins of one broker; None for a key that is not set."""
 
     create_topic_policy: CreateTopicPolicy | None
     alter_config_policy: AlterConfigPolicy | None
@@ -29,7 +29,7 @@ class Plugins:
 
     @staticmethod
     def load(config: BrokerConfig) -> "Plugins":
-        """Raises BrokerStartError with every plugin that cannot be used, and why."""
+        """Loads the plugins. Raises BrokerStartError with every unusable plugin and the reason."""
         problems: list[str] = []
 
         def load(key: str, base: type[P], built_in: Mapping[str, type[P]] = MappingProxyType({})) -> P | None:

@@ -1,6 +1,6 @@
 """The table of supported APIs in `docs/protocol.md`, made from the handlers' registrations.
 
-`python -m klamm.broker.start.protocol_table > docs/protocol.md` writes it anew.
+`python -m klamm.broker.start.protocol_table > docs/protocol.md` writes it again.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ connection, as in Kafka. The last column is what a client must be authorized for
 |---:|---|---|---|---|
 """
 
-# What brokers of Kafka 2.8.2 do not have. No broker sends these requests to another; tools do.
+# The APIs that Kafka 2.8.2 does not have. Only tools send these requests, not brokers.
 _LATER = {
     ApiKey.DESCRIBE_TRANSACTIONS: "none; 3.0 has 0",
     ApiKey.LIST_TRANSACTIONS: "none; 3.8 has 0-1",

@@ -1,3 +1,3 @@
-"""Creating, growing and deleting topics. A broker validates, places replicas and writes znodes; the controller acts on
-these.
+"""Creating, growing and deleting topics. A broker validates requests, places replicas and writes znodes, and the
+controller acts on the znodes.
 """

@@ -17,7 +17,7 @@ from klamm.broker.quotas.mutation_quota import UNBOUNDED_MUTATIONS, Mutations
 from klamm.broker.topics.topic_admin import NewTopic, TopicAdmin
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 
-# How long a client waits for the writes of the creations that it causes. A reachable ZooKeeper takes milliseconds.
+# How long a client waits for the ZooKeeper writes of its creations. A reachable ZooKeeper takes milliseconds.
 ANSWER_WITHIN_MS = 500
 MAX_UNDER_WAY = 1000
 
@@ -26,7 +26,7 @@ _TO_BE_ASKED_FOR_AGAIN = (ErrorCode.NOT_CONTROLLER, ErrorCode.TOPIC_ALREADY_EXIS
 
 
 class AutoTopicCreation:
-    """The topic creations of one broker without a CreateTopics request."""
+    """The topic creations of one broker that no CreateTopics request asks for."""
 
     def __init__(self, topic_admin: TopicAdmin, on_failure: OnFailure) -> None:
         self._topic_admin = topic_admin
@@ -50,7 +50,7 @@ class AutoTopicCreation:
         return dict(refused)
 
     async def _create(self, topics: Sequence[NewTopic], changes: Mutations, refused: dict[str, KafkaError]) -> None:
-        """Does not wait for leaders."""
+        """Creates the topics without waiting for leaders."""
         try:
             for created in await self._topic_admin.create_topics(topics, changes):
                 if created.error is not None and created.error.code not in _TO_BE_ASKED_FOR_AGAIN:

@@ -1,8 +1,8 @@
-"""Where the replicas of new partitions go (Kafka's `AdminUtils.assignReplicasToBrokers`). Pure.
+"""Assigns replicas of new partitions to brokers (Kafka's `AdminUtils.assignReplicasToBrokers`). Pure.
 
-Brokers take turns as the first replica; the further replicas are shifted by an amount that grows each time the turn
-comes round, so that the load of a failed broker spreads over all others. With racks, the brokers are ordered so that
-neighbours are in different racks, and a broker is skipped while its rack has a replica and another rack has none.
+Brokers take turns as the first replica. The further replicas are shifted by an amount that grows with each round, so
+that the load of a failed broker spreads over all other brokers. With racks, the brokers are ordered so that neighbours
+are in different racks, and a broker is skipped if its rack has a replica while another rack has no replica.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ def assign_replicas(
     racks: Mapping[int, str] | None = None,
     slices: Slices | None = None,
 ) -> Steps[dict[int, list[int]]]:
-    """The replicas of `partitions` partitions, numbered from `first_partition`, in steps. Several assignments count in
-    the same `slices`.
+    """The replicas of `partitions` partitions, numbered from `first_partition`, in steps. Several assignments share
+    `slices`.
 
     `start_index` and `shift` are drawn at random for a new topic; for added partitions they continue the topic's.
     `racks` must name every broker's rack, or be None. Raises InvalidPartitions, InvalidReplicationFactor.
@@ -70,7 +70,7 @@ def _replica_index(first: int, shift: int, step: int, count: int) -> int:
 
 
 def _brings_a_rack(candidate: int, replicas: list[int], racks: Mapping[int, str]) -> bool:
-    """Whether the candidate is a new broker that does not double a rack while another rack has no replica."""
+    """Whether the candidate has no replica yet, and its rack has no replica or all racks have one."""
     if candidate in replicas:
         return False
     used = {racks[broker] for broker in replicas}

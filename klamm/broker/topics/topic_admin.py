@@ -35,7 +35,7 @@ from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 # In CreateTopics: take the broker's default.
 # The limit for one request. Kafka has no such limit, so a single huge number exhausts its memory.
 MAX_NEW_PARTITIONS = 100_000
-# The number of topics that are decided without ZooKeeper before others have the loop.
+# How many topics a slice decides without ZooKeeper.
 TOPICS_PER_SLICE = 100
 
 # The replicas of each partition that is added to a topic.
@@ -44,7 +44,7 @@ NewPartitions = Mapping[int, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic as a client asks for it. Counts are -1 for the broker's default, or when `assignments` says all."""
+    """A topic that a client requests. Counts are -1 for the broker's default, or if `assignments` is given."""
 
     name: str
     partitions: int = NO_NUM_PARTITIONS
@@ -55,7 +55,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """The result for a NewTopic: created (or valid), or the error."""
+    """The result for a NewTopic: the created (or valid) topic, or the error."""
 
     name: str
     error: KafkaError | None = None
@@ -93,7 +93,7 @@ class TopicAdmin:
         self.purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
-        """The topic has changed in the metadata cache: waiting requests look again."""
+        """Checks waiting requests after a change of the topic in the metadata cache."""
         self.purgatory.check(topic)
 
     # -- creation -------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class TopicAdmin:
     async def create_topics(
         self, topics: Sequence[NewTopic], changes: Mutations, *, validate_only: bool = False
     ) -> list[CreatedTopic]:
-        """Creates the topics. They have no leaders yet. A topic that `changes` refuses is not created."""
+        """Creates the topics, without waiting for leaders. A topic that `changes` refuses is not created."""
         created = []
         left_partitions = MAX_NEW_PARTITIONS
         placed = Slices()
@@ -243,7 +243,7 @@ class TopicAdmin:
     async def wait_until_grown(
         self, results: dict[str, NewPartitions | KafkaError], timeout_ms: int
     ) -> dict[str, NewPartitions | KafkaError]:
-        """Waits until all new partitions have leaders. Other topics get REQUEST_TIMED_OUT."""
+        """Waits until all new partitions have leaders. Topics that still lack leaders then get REQUEST_TIMED_OUT."""
         expected = {topic: result for topic, result in results.items() if not isinstance(result, KafkaError)}
         ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the partitions are added, but have no leaders yet")
@@ -325,7 +325,7 @@ class TopicAdmin:
         }
 
     async def _wait(self, operation: "_TopicsChanged", topics: Mapping[str, object], timeout_ms: int) -> list[str]:
-        """The topics that are done after at most `timeout_ms`. Without a timeout no topic counts as done."""
+        """The topics that are done after at most `timeout_ms`. With a timeout of 0 no topic counts as done."""
         if timeout_ms <= 0:
             return []
         await self.purgatory.wait(operation, list(topics), timeout_ms)
@@ -369,11 +369,11 @@ def _check_assignment(assignment: dict[int, list[int]], first_partition: int) ->
 
 
 class _TopicsChanged(DelayedOperation):
-    """Waits until every topic has been done once."""
+    """Waits until every topic was seen as done once."""
 
     def __init__(self, metadata_cache: MetadataCache, topics: Sequence[str]) -> None:
         self._metadata_cache = metadata_cache
-        # The next topic to check is the last: a checked topic is not checked again when another one changes.
+        # The next topic to check is the last one. A checked topic is never checked again.
         self._pending = list(reversed(topics))
 
     @abstractmethod

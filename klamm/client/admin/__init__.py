@@ -1,1 +1,1 @@
-"""What operators ask of a cluster and change in it: one module for each kind of thing, as in Kafka's Admin."""
+"""The operators' requests to a cluster, with one module for each subject, as in Kafka's Admin."""

@@ -20,7 +20,7 @@ from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
 
 T = TypeVar("T")
 
-# Errors of these requests that a retry may resolve.
+# The errors of these requests that a retry may resolve.
 CONFIG_ERRORS = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
 
 
@@ -44,7 +44,7 @@ class ConfigSynonym:
 class ConfigEntry:
     """A config's value and where it comes from. The value of a sensitive config is None.
 
-    `synonyms` are all sources in the order of precedence, if they were asked for.
+    `synonyms` are all sources in the order of precedence, if they were requested.
     """
 
     name: str
@@ -105,7 +105,7 @@ def _entries(result: DescribeConfigsResponse.DescribeConfigsResult) -> dict[str,
 
 
 def _source(number: int) -> ConfigSource:
-    """Brokers newer than 2.8 have sources of their own."""
+    """The source of a config, or a value for the additional sources of brokers newer than 2.8."""
     try:
         return ConfigSource(number)
     except ValueError:
@@ -115,7 +115,7 @@ def _source(number: int) -> ConfigSource:
 async def incremental_alter_configs(
     client: ClusterClient, changes: Mapping[ConfigResource, Sequence[AlterConfigOp]], *, validate_only: bool = False
 ) -> dict[ConfigResource, KafkaError | None]:
-    """Changes single configs of each resource; its other configs stay."""
+    """Changes single configs of each resource. Its other configs stay."""
     struct = IncrementalAlterConfigsRequest.AlterConfigsResource
 
     async def ask(
@@ -138,7 +138,7 @@ async def incremental_alter_configs(
         response = await connection.send(ApiKey.INCREMENTAL_ALTER_CONFIGS, lambda version: request)
         return _of(resources, response.responses, lambda each: error_of(each.error_code, each.error_message))
 
-    # A list that was appended to twice holds the value twice.
+    # Repeating an APPEND would add the value to a list twice.
     lists = {OpType.APPEND, OpType.SUBTRACT}
     repeatable = all(op.op_type not in lists for ops in changes.values() for op in ops)
     return await _ask(client, changes, ask, repeatable=repeatable)

@@ -11,11 +11,11 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 
-# The request waits as long as the caller wants.
+# The caller decides how long the request waits.
 RETRIABLE = RETRIABLE_ERRORS - {ErrorCode.REQUEST_TIMED_OUT}
 
 TO_HIGH_WATERMARK = -1
-"""In place of an offset: deletes all records that are committed."""
+"""In place of an offset: deletes all records below the high watermark."""
 
 
 async def delete_records(
@@ -24,7 +24,7 @@ async def delete_records(
     """Deletes the records before the offset of each partition. Returns the low watermarks: the offsets before which all
     live replicas have deleted the records.
 
-    After REQUEST_TIMED_OUT the leader has deleted the records; some follower has not reported yet. Raises ClientError.
+    After REQUEST_TIMED_OUT the leader has deleted the records, but a follower has not reported yet. Raises ClientError.
     """
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
 
@@ -39,7 +39,7 @@ async def delete_records(
             partition: error_of(each.error_code) or each.low_watermark for partition, each in answers(response.topics)
         }
 
-    # Asked again, the high watermark may be another one: records would go that were written meanwhile.
+    # A repeated request may find a newer high watermark, and would delete records that were written meanwhile.
     repeatable = TO_HIGH_WATERMARK not in offsets.values()
     return await fan_out(client, offsets, leaders(client), ask, retriable=RETRIABLE, repeatable=repeatable)
 

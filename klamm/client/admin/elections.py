@@ -18,10 +18,11 @@ async def elect_leaders(
     *,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, KafkaError | None]:
-    """Elects leaders of these partitions. Without partitions: of all, and only those that were due have a result.
+    """Elects leaders of these partitions. Without partitions it elects leaders of all partitions, and only those that
+    needed an election have a result.
 
-    A partition that is led as it should be has the error ELECTION_NOT_NEEDED; so has one that this call has elected, if
-    the first answer was lost. Raises KafkaError when the whole request is refused, and ClientError.
+    A partition that needs no election has the error ELECTION_NOT_NEEDED. If the first answer was lost, this includes
+    partitions whose leader this call has elected. Raises KafkaError when the whole request is refused, and ClientError.
     """
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
@@ -44,7 +45,7 @@ async def elect_leaders(
             for topic in response.replica_election_results
             for each in topic.partition_result
         }
-        # A broker that is not the controller says so for each partition.
+        # A broker that is not the controller returns that error for each partition.
         refused = [error for error in results.values() if error is not None and error.code is ErrorCode.NOT_CONTROLLER]
         error = error_of(response.error_code) or next(iter(refused), None)
         return {None: results if error is None else error}

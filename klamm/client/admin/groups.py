@@ -20,7 +20,7 @@ from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 @dataclass(frozen=True)
 class GroupListing:
-    """A group as a list shows it; `state` is "" when the broker is older than Kafka 2.6."""
+    """A group in a list. `state` is "" when the broker is older than Kafka 2.6."""
 
     group: str
     protocol_type: str
@@ -34,7 +34,7 @@ class GroupListing:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a group. `assignment` is that of a consumer; members of other protocols have none here."""
+    """A member of a group. Only consumers have an `assignment`."""
 
     consumer_id: str
     group_instance_id: str | None

@@ -1,4 +1,4 @@
-"""The log directories of brokers, and in which of them a replica is (KIP-113)."""
+"""The log directories of brokers, and their replicas (KIP-113)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TopicPartitionReplica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """A replica in a directory. A future replica is a copy that will replace the one in another directory."""
+    """A replica in a directory. A future replica will replace the replica in another directory."""
 
     size_bytes: int
     offset_lag: int
@@ -38,9 +38,9 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory and its replicas. `error` says that the directory is offline.
+    """A log directory and its replicas. An offline directory has an `error`.
 
-    The size of the disk and what is free of it are -1 when the broker does not tell them (before Kafka 3.3).
+    The size of the disk and its free space are -1 when the broker does not tell them (before Kafka 3.3).
     """
 
     error: KafkaError | None
@@ -56,7 +56,7 @@ async def describe_log_dirs(
     *,
     retry: RetryPolicy | None = None,
 ) -> dict[int, dict[str, LogDirDescription] | KafkaError]:
-    """The directories of each broker by path, with these partitions, or with all."""
+    """The directories of each broker by path, with these partitions or with all partitions."""
     struct = DescribeLogDirsRequest.DescribableLogDirTopic
     topics = None
     if partitions is not None:
@@ -66,7 +66,7 @@ async def describe_log_dirs(
     async def ask(
         connection: Connection, broker_ids: Sequence[int]
     ) -> dict[int, dict[str, LogDirDescription] | KafkaError]:
-        # Later versions than brokers of klamm serve have the size of the disk.
+        # Later versions than those of klamm brokers have the size of the disk.
         _, newest = (connection.api_versions or {}).get(ApiKey.DESCRIBE_LOG_DIRS, (0, 0))
         version = DISK_SIZE_SINCE if newest >= DISK_SIZE_SINCE else None
         response = await connection.send(ApiKey.DESCRIBE_LOG_DIRS, lambda version: request, version=version)
@@ -101,10 +101,10 @@ def _replicas(result: DescribeLogDirsResponse.DescribeLogDirsResult) -> Steps[di
 async def alter_replica_log_dirs(
     client: ClusterClient, paths: Mapping[TopicPartitionReplica, str]
 ) -> dict[TopicPartitionReplica, KafkaError | None]:
-    """Begins to move each replica to a log directory of its broker; `describe_log_dirs` shows how far it is.
+    """Starts to move each replica to a log directory of its broker; `describe_log_dirs` shows the progress.
 
-    REPLICA_NOT_AVAILABLE says that the broker does not have the replica yet and will create it in that directory. As
-    errors are answers here, they are not retried.
+    REPLICA_NOT_AVAILABLE means that the broker does not have the replica yet and will create it in that directory. So
+    errors are answers here, and not retried.
     """
     struct = AlterReplicaLogDirsRequest.AlterReplicaLogDir
 

@@ -14,7 +14,7 @@ from klamm.protocol.messages import ApiKey
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 
-# The order in which the parts of an entity are named.
+# The order of the parts of an entity.
 _PARTS = (USER, CLIENT_ID, IP)
 
 QuotaEntity = tuple[tuple[str, str | None], ...]
@@ -22,7 +22,7 @@ QuotaEntity = tuple[tuple[str, str | None], ...]
 
 
 class MatchType(IntEnum):
-    """Which names of a type match."""
+    """The names of a type that match."""
 
     EXACT = 0
     DEFAULT = 1
@@ -30,7 +30,7 @@ class MatchType(IntEnum):
 
 
 class QuotaFilter(NamedTuple):
-    """A part that an entity must have."""
+    """A condition on one part of an entity."""
 
     entity_type: str
     match_type: MatchType
@@ -40,7 +40,7 @@ class QuotaFilter(NamedTuple):
 async def describe_client_quotas(
     client: ClusterClient, filters: Iterable[QuotaFilter]
 ) -> dict[QuotaEntity, dict[str, float]]:
-    """The quotas of the entities that consist of exactly these parts, sorted. Raises KafkaError and ClientError."""
+    """The quotas of entities with exactly these parts, sorted. Raises KafkaError and ClientError."""
     component = DescribeClientQuotasRequest.ComponentData
     request = DescribeClientQuotasRequest(
         components=[
@@ -70,7 +70,7 @@ def _entity(parts: Iterable[tuple[str, str | None]]) -> QuotaEntity:
 async def alter_client_quotas(
     client: ClusterClient, entity: QuotaEntity, changes: Mapping[str, float | None], *, validate_only: bool = False
 ) -> None:
-    """Sets quotas of an entity; None removes one. The others stay. Raises KafkaError and ClientError."""
+    """Sets quotas of an entity; None removes a quota. Other quotas stay. Raises KafkaError and ClientError."""
     entry = AlterClientQuotasRequest.EntryData
     request = AlterClientQuotasRequest(
         entries=[

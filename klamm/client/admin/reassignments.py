@@ -23,7 +23,7 @@ from klamm.protocol.vocabulary import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class PartitionReassignment:
-    """A reassignment in progress. `replicas` are all present ones, those that are added and removed included."""
+    """A reassignment in progress. `replicas` are all current replicas, including adding and removing replicas."""
 
     replicas: tuple[int, ...]
     adding_replicas: tuple[int, ...]
@@ -35,8 +35,8 @@ async def alter_partition_reassignments(
 ) -> dict[TopicPartition, KafkaError | None]:
     """Starts to move each partition to these brokers; None cancels its reassignment.
 
-    The request is sent again when its answer was lost. Then NO_REASSIGNMENT_IN_PROGRESS may mean this call's
-    cancellation.
+    The request is sent again when its answer was lost. Then NO_REASSIGNMENT_IN_PROGRESS may mean that this call has
+    cancelled the reassignment.
     """
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
     struct = AlterPartitionReassignmentsRequest.ReassignableTopic
@@ -72,7 +72,7 @@ async def alter_partition_reassignments(
 async def list_partition_reassignments(
     client: ClusterClient, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int | None = None
 ) -> dict[TopicPartition, PartitionReassignment]:
-    """The reassignments in progress, of these partitions or of all. Raises KafkaError and ClientError."""
+    """The reassignments in progress of these partitions or of all. Raises KafkaError and ClientError."""
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
     struct = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
     topics = None

@@ -15,7 +15,7 @@ from klamm.protocol.vocabulary import ScramMechanism
 
 
 class NewCredential(NamedTuple):
-    """A password for one mechanism. The salt is random, and used for no other password."""
+    """A password for one mechanism. Each password has its own random salt."""
 
     password: str
     iterations: int
@@ -25,7 +25,7 @@ class NewCredential(NamedTuple):
 async def describe_user_scram_credentials(
     client: ClusterClient, users: Iterable[str] | None = None
 ) -> dict[str, dict[ScramMechanism, int] | KafkaError]:
-    """The iterations of each mechanism, for each of these users, or for all that have credentials.
+    """The iterations of each mechanism, for each of these users, or for all users with credentials.
 
     A user without credentials is left out. Raises KafkaError and ClientError.
     """
@@ -47,7 +47,8 @@ async def describe_user_scram_credentials(
 async def alter_user_scram_credentials(
     client: ClusterClient, user: str, changes: Mapping[ScramMechanism, NewCredential | None]
 ) -> None:
-    """Sets a user's credentials; None deletes one. No password leaves the client. Raises KafkaError and ClientError."""
+    """Sets a user's credentials; None deletes a credential. Passwords never leave the client. Raises KafkaError and
+    ClientError."""
     struct = AlterUserScramCredentialsRequest
     request = struct(
         deletions=[

@@ -18,9 +18,9 @@ from klamm.protocol.vocabulary import NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. With `replica_assignment`, the brokers of each partition, the two numbers are not given.
+    """A topic to create. `replica_assignment`, the brokers of each partition, replaces the two numbers.
 
-    Without either, the broker's configuration has the numbers.
+    Without either, the numbers come from the broker's configuration.
     """
 
     name: str
@@ -32,7 +32,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic as it was created; the numbers are -1, and the id None, if the broker does not return them."""
+    """A created topic. If the broker does not return them, the numbers are -1 and the id is None."""
 
     topic_id: UUID | None
     num_partitions: int
@@ -41,7 +41,8 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class NewPartitions:
-    """A topic's new number of partitions, and the brokers of those that are added, if the broker is not to choose."""
+    """A topic's new number of partitions. The controller chooses brokers for the new partitions unless they are
+    given."""
 
     total_count: int
     new_assignments: Sequence[Sequence[int]] | None = None
@@ -55,10 +56,10 @@ async def create_topics(
     validate_only: bool = False,
     repeatable: bool = False,
 ) -> dict[str, CreatedTopic | KafkaError]:
-    """Creates topics; the controller waits for up to `timeout_ms` until they have leaders.
+    """Creates topics. The controller waits up to `timeout_ms` until they have leaders.
 
     A `repeatable` request is sent again when its answer was lost, and any request when the controller has lost its
-    ZooKeeper session meanwhile. Then TOPIC_ALREADY_EXISTS may mean this call's topic.
+    ZooKeeper session meanwhile. Then TOPIC_ALREADY_EXISTS may mean that this call has created the topic.
     """
     wanted = {topic.name: topic for topic in topics}
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
@@ -96,7 +97,7 @@ def _creatable(topic: NewTopic) -> CreateTopicsRequest.CreatableTopic:
 async def delete_topics(
     client: ClusterClient, names: Iterable[str], *, timeout_ms: int | None = None
 ) -> dict[str, KafkaError | None]:
-    """Deletes topics; the controller waits for up to `timeout_ms` until they are gone."""
+    """Deletes topics. The controller waits up to `timeout_ms` until they are deleted."""
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
 
     async def ask(connection: Connection, names: Sequence[str]) -> dict[str, KafkaError | None]:
@@ -120,7 +121,7 @@ async def create_partitions(
     timeout_ms: int | None = None,
     validate_only: bool = False,
 ) -> dict[str, KafkaError | None]:
-    """Adds partitions to topics; the controller waits for up to `timeout_ms` until they have leaders."""
+    """Adds partitions to topics. The controller waits up to `timeout_ms` until they have leaders."""
     wait_ms = client.request_timeout_ms if timeout_ms is None else timeout_ms
     struct = CreatePartitionsRequest.CreatePartitionsTopic
 
@@ -146,9 +147,9 @@ async def create_partitions(
 async def describe_topics(
     client: ClusterClient, names: Iterable[str] | None = None
 ) -> dict[str, TopicMetadata | KafkaError]:
-    """The partitions of these topics, or of all that there are; an unknown topic is an error at once.
+    """The partitions of these topics, or of all topics. An unknown topic is an error at once.
 
-    Raises KafkaError when no broker knows whether there are topics, and ClientError.
+    Raises KafkaError when no broker knows the topics of the cluster, and ClientError.
     """
     wanted = None if names is None else list(dict.fromkeys(names))
     if wanted == []:
@@ -165,12 +166,12 @@ async def describe_topics(
 
 
 def knows_no_topics(metadata: ClusterMetadata) -> bool:
-    """Whether a broker that was asked for all topics does not know which there are: the controller tells it."""
+    """Whether the broker does not know the cluster's topics because no controller has told it yet."""
     return not metadata.topics and metadata.controller_id < 0
 
 
 def described_topics(metadata: ClusterMetadata) -> dict[str, TopicMetadata | KafkaError]:
-    """As `describe_topics`, from metadata that a client has."""
+    """Like `describe_topics`, from the metadata of a client."""
     return {name: _description(name, topic) for name, topic in sorted(metadata.topics.items())}
 
 

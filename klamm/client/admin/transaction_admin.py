@@ -1,7 +1,7 @@
-"""What operators ask about transactions, and how they end one that hangs (KIP-664).
+"""The operators' requests about transactions, and the abort of a hanging transaction (KIP-664).
 
 A transaction hangs on a partition when its coordinator no longer knows of it and so never writes its marker. The last
-stable offset of the partition then stays before it.
+stable offset of the partition then stays before the transaction.
 
 Source: org.apache.kafka.clients.admin.KafkaAdminClient; internals.AbortTransactionHandler.
 """
@@ -41,7 +41,7 @@ NO_OFFSET: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id as its coordinator lists it."""
+    """A transactional id in its coordinator's list."""
 
     transactional_id: str
     coordinator: int
@@ -51,9 +51,9 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """The transaction of a transactional id; `start_time_ms` is None unless one is open.
+    """The transaction of a transactional id. `start_time_ms` is None unless a transaction is open.
 
-    `partitions` are those that the transaction writes to, and after its end those that still lack its marker.
+    `partitions` are the partitions that the transaction writes to, or after its end those that still lack its marker.
     """
 
     transactional_id: str
@@ -68,9 +68,9 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ProducerState:
-    """What a replica knows of a producer; `transaction_start_offset` is None unless a transaction is open there.
+    """A replica's state of a producer. `transaction_start_offset` is None unless a transaction is open there.
 
-    `coordinator_epoch` is that of the last marker, -1 before the first.
+    `coordinator_epoch` is that of the last marker, or -1 before the first marker.
     """
 
     producer_id: int
@@ -89,7 +89,7 @@ class OpenTransaction(NamedTuple):
 
 
 class Coordinated(NamedTuple):
-    """What coordinators know of some transactions, by transactional id."""
+    """The coordinators' states of some transactions, by transactional id."""
 
     listings: Sequence[TransactionListing]
     descriptions: "Mapping[str, TransactionDescription | KafkaError]"
@@ -102,7 +102,7 @@ async def list_transactions(
     producer_ids: Collection[int] = (),
     longer_than_ms: int = ANY_DURATION,
 ) -> list[TransactionListing]:
-    """The transactional ids of all coordinators, sorted; in all states and of all producers if none is named.
+    """The sorted transactional ids of all coordinators, in these states and of these producers, or in all and of all.
 
     Raises KafkaError and ClientError, also when one broker does not answer.
     """
@@ -123,7 +123,8 @@ async def list_transactions_of_brokers(
     producer_ids: Collection[int] = (),
     longer_than_ms: int = ANY_DURATION,
 ) -> dict[int, list[TransactionListing] | KafkaError]:
-    """What each broker coordinates, by broker id, or why it has not answered. Raises KafkaError and ClientError."""
+    """The transactions that each broker coordinates, by broker id, or why the broker has not answered. Raises
+    KafkaError and ClientError."""
 
     def build(version: int) -> ListTransactionsRequest:
         if longer_than_ms >= 0 and version < 1:
@@ -146,10 +147,10 @@ async def list_transactions_of_brokers(
 
 
 async def coordinated_transactions(client: ClusterClient, producer_ids: Collection[int]) -> Coordinated:
-    """What all coordinators know of the transactions of these producers.
+    """All coordinators' states of the transactions of these producers.
 
-    Raises KafkaError when a coordinator is missing or does not answer, so that a transaction which none of the others
-    knows may be its, and ClientError.
+    Raises ClientError, and KafkaError when a coordinator is missing or does not answer, because it might coordinate a
+    transaction that no other coordinator knows.
     """
 
     async def ask(client: ClusterClient) -> Coordinated:
@@ -197,7 +198,7 @@ def _description(state: DescribeTransactionsResponse.TransactionState, coordinat
 async def describe_producers(
     client: ClusterClient, partitions: Iterable[TopicPartition], *, broker_id: int | None = None
 ) -> dict[TopicPartition, Sequence[ProducerState] | KafkaError]:
-    """The producers of these partitions as their leaders know them, or as the replicas on one broker do."""
+    """The producers of these partitions, according to their leaders, or to the replicas on one broker."""
 
     async def ask(
         connection: Connection, asked: Sequence[TopicPartition]
@@ -233,9 +234,9 @@ async def describe_producers(
 async def abort_transaction(
     client: ClusterClient, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
 ) -> KafkaError | None:
-    """Writes an abort marker to one partition, in the place of the coordinator, and returns the leader's error.
+    """Writes an abort marker to one partition, instead of the coordinator, and returns the leader's error.
 
-    Only for a transaction that hangs: the records of one that its coordinator then commits would be lost.
+    Only for hanging transactions: if the coordinator committed the transaction later, its records would be lost.
     """
 
     async def ask(
@@ -247,7 +248,7 @@ async def abort_transaction(
             producer_epoch=producer_epoch,
             transaction_result=False,
             topics=[struct.WritableTxnMarkerTopic(name=partition.topic, partition_indexes=[partition.partition])],
-            # A producer without a marker so far has no coordinator epoch; 0 is that of any coordinator or an older one.
+            # A producer without a marker has no coordinator epoch. Epoch 0 is not newer than that of any coordinator.
             coordinator_epoch=max(coordinator_epoch, 0),
         )
         request = WriteTxnMarkersRequest(markers=[marker])
@@ -259,15 +260,15 @@ async def abort_transaction(
             for each in topic.partitions
         }
 
-    # A second marker of the same end changes nothing.
+    # A second marker with the same outcome changes nothing.
     return (await fan_out(client, [partition], leaders(client), ask))[partition]
 
 
 def ending_transactions(open_: Iterable[OpenTransaction], found: Coordinated) -> dict[OpenTransaction, str]:
     """The open transactions that a coordinator will end, and their transactional ids. Pure.
 
-    The others hang: no coordinator will ever write their markers. Raises KafkaError when a coordinator could not be
-    asked.
+    The other transactions hang: no coordinator will ever write their markers. Raises KafkaError when a coordinator
+    could not be asked.
     """
     ids = {listing.producer_id: listing.transactional_id for listing in found.listings}
     ending = {}

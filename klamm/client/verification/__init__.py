@@ -1,1 +1,1 @@
-"""Compares the replicas of partitions: the pure comparison, and what fetches from each replica."""
+"""Compares the replicas of partitions: the pure comparison, and the fetches from each replica."""

@@ -1,23 +1,23 @@
 """Compares the batches of a partition's replicas. Pure: windows of bytes in, differences out.
 
-A `Window` is what one replica has from an offset on: the bytes that it answered, and its high watermark. `compare`
-takes one window of each replica and goes through the offsets as far as all of them are known, below every high
-watermark. The callers fetch the next windows from there.
+A `Window` has the bytes of one replica from an offset on, and its high watermark. `compare` takes one window of each
+replica and goes through the offsets that all windows have, below every high watermark. The callers fetch the next
+windows from there.
 
 What counts as equal:
 - Batches with the same offsets must have the same leader epoch and the same checksum. The checksum is computed from
-  the bytes, so bytes that a disk has changed are found; Kafka's tool compares the stored numbers only. The checksum
-  does not cover the leader epoch, so that is compared by itself.
-- A replica without a batch that another replica has differs, and so do batches that begin or end elsewhere.
-- In a compacted topic each replica is compacted at a time of its own. There a batch that differs is compared record by
-  record: those that several replicas still have must be the same, and a missing record is no difference, unless its
-  value is lost (`newest_values`).
+  the bytes, so bytes that a disk has changed are found; Kafka's tool only compares the stored numbers. The checksum
+  does not cover the leader epoch, which is compared separately.
+- A replica that lacks a batch of another replica differs, and so do batches with other begins or ends.
+- In a compacted topic each replica is compacted at its own time. There differing batches are compared record by record:
+  records that several replicas still have must be the same, and a missing record is no difference, unless its value is
+  lost (`newest_values`).
 
 What must stay true:
-- Equal replicas never give a difference, however their windows are cut. Where a replica's content is not known, or is
-  not below its high watermark, nothing is concluded.
+- Equal replicas never give a difference, however their windows are cut. Content that is unknown, or not below the high
+  watermark, is never judged.
 - Work and memory are bounded by the windows, and by the largest batch when records are compared.
-- Any bytes give a result. Bytes that are not batches in the order of their offsets make their replica `broken`.
+- Arbitrary bytes give a result. Bytes that are not batches in the order of their offsets make their replica `broken`.
 
 Source: kafka.tools.ReplicaVerificationTool (ReplicaBuffer.verifyCheckSum).
 """
@@ -44,7 +44,7 @@ from klamm.protocol.record.records import Record, decode_records
 # base offset, length, leader epoch, magic, CRC, attributes, last offset delta.
 _FIELDS = struct.Struct(">qiibIhi")
 _MAGIC = 2
-# A difference is compared with this many before it: replicas differ in turn.
+# A difference is compared with this many earlier differences, because replicas differ in turn.
 _COMPARED_BYTES = 128 * 1024
 _LOOK_BACK = 8
 
@@ -63,9 +63,9 @@ class DifferenceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`replica` differs from `other` at these offsets. `count` batches, one after another, differ in the same way.
+    """`replica` differs from `other` at these offsets. `count` consecutive batches differ in the same way.
 
-    `value` and `expected` are the checksums, leader epochs or last offsets of the first of them, of `replica` and
+    `value` and `expected` are the checksums, leader epochs or last offsets of the first such batch of `replica` and
     `other`. A CORRUPT batch differs from its own stored checksum, `expected`, and `other` is the same replica.
     """
 
@@ -80,10 +80,10 @@ class Difference:
 
 
 class Window(NamedTuple):
-    """What a replica has from a position on.
+    """The batches of a replica from a position on.
 
-    `records` begin with the batch that holds the position or, without one, with the first behind it; they may end
-    within a batch. `is_complete`: there is no more below the high watermark.
+    `records` begin with the batch at the position or, without one, with the first batch behind it, and may end within a
+    batch. With `is_complete` there are no more batches below the high watermark.
     """
 
     records: Buffer
@@ -111,9 +111,9 @@ class Batch(NamedTuple):
 class Compared:
     """The result for one window of each replica.
 
-    `next_offset`: everything before it is compared. `known_to`: for each replica, the offset before which its content
-    is in its window and below its high watermark. `broken`: replicas whose window begins with bytes that are not the
-    batches asked for. `consumed_bytes`: the size of what each replica's window has before `next_offset`.
+    All offsets before `next_offset` are compared. `known_to` is the offset of each replica before which its content is
+    in its window and below its high watermark. `broken` are replicas whose window does not begin with the requested
+    batches. `consumed_bytes` is the size of each replica's window before `next_offset`.
     """
 
     next_offset: int
@@ -122,7 +122,7 @@ class Compared:
     broken: dict[int, str] = field(default_factory=dict)
     consumed_bytes: dict[int, int] = field(default_factory=dict)
     batches: int = 0
-    # In a compacted topic: records that a replica no longer has and another one has.
+    # In a compacted topic: records that a replica no longer has and another replica has.
     compacted_batches: int = 0
 
 
@@ -137,7 +137,7 @@ class Broken(Exception):
 def compare(
     position: int, windows: Mapping[int, Window], *, is_compacted: bool = False, newest: NewestValues | None = None
 ) -> Compared:
-    """Compares the replicas from `position` on; the first replica is the one that the others are compared with.
+    """Compares the other replicas with the first replica from `position` on.
 
     `newest` learns which values of a compacted topic a replica lacks.
     """
@@ -159,9 +159,9 @@ def compare(
 
 
 def _compare_equal(position: int, limit: int, windows: Mapping[int, Window]) -> Compared | None:
-    """The result when all windows have the same bytes, as far as they all go, in whole and valid batches; else None.
+    """The result if the common part of all windows has the same bytes in whole and valid batches; else None.
 
-    This is nearly always so; it takes a comparison of memory, and one look at each batch.
+    This is the usual case. It takes a comparison of memory, and one look at each batch.
     """
     replicas = list(windows)
     views = [memoryview(window.records) for window in windows.values()]
@@ -188,8 +188,8 @@ def _compare_equal(position: int, limit: int, windows: Mapping[int, Window]) -> 
 
 
 def _are_equal(first: memoryview, second: memoryview) -> bool:
-    """Whether two views of the same size show the same bytes."""
-    # A bytearray is compared with other memory at once, a memoryview byte by byte. A small copy stays in the cache.
+    """Whether two views of the same size have the same bytes."""
+    # Python compares a bytearray with memcmp, but a memoryview byte by byte. A small copy stays in the cache.
     return all(
         bytearray(first[at : at + _COMPARED_BYTES]) == second[at : at + _COMPARED_BYTES]
         for at in range(0, len(first), _COMPARED_BYTES)
@@ -240,7 +240,7 @@ def first_batch_holds(records: Buffer, position: int, offset: int) -> bool:
 
 @dataclass(slots=True)
 class _Cursor:
-    """The batches of one replica; `at` is the first that does not end before the present offset."""
+    """The batches of one replica. `at` is the first batch that does not end before the current offset."""
 
     replica: int
     records: Buffer
@@ -255,7 +255,7 @@ class _Cursor:
 
 
 class _Comparison:
-    """Goes through the offsets in segments, in each of which a replica has a part of one batch, or nothing."""
+    """Goes through the offsets in segments. In each segment a replica has a part of one batch, or nothing."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class _Comparison:
         self._cursors = [self._cursor(replica, window) for replica, window in windows.items()]
         self._result.known_to = {cursor.replica: cursor.known_to for cursor in self._cursors}
         self._end = min([limit, *self._result.known_to.values()])
-        # Corrupt batches that were reported: a batch may be part of several segments.
+        # The reported corrupt batches: a batch may be part of several segments.
         self._reported: set[tuple[int, int]] = set()
 
     def run(self) -> Compared:
@@ -323,7 +323,7 @@ class _Comparison:
         return _Cursor(replica, window.records, batches, known_to)
 
     def _look(self, first: int, end: int, here: Sequence[tuple[_Cursor, Batch]], absent: Iterable[_Cursor]) -> None:
-        """Compares what the replicas have from offset `first` to before `end`."""
+        """Compares the replicas from offset `first` to before `end`."""
         reference, expected = here[0]
         for cursor in absent:
             if self._is_compacted:
@@ -420,7 +420,7 @@ class _Comparison:
 
 
 def _records(records: Buffer, batch: Batch, first: int, end: int) -> dict[int, Record] | KafkaError:
-    """The records of a batch within these offsets, by offset; or why they cannot be decoded."""
+    """The records of a batch within these offsets, by offset, or why they cannot be decoded."""
     header = parse_header(records, batch.position)
     try:
         decoded = list(decode_records(records, batch.position, header))
@@ -433,7 +433,7 @@ def _records(records: Buffer, batch: Batch, first: int, end: int) -> dict[int, R
 
 
 class Differences:
-    """The differences of a partition: consecutive ones of the same kind are one, and only the first `most` are kept."""
+    """The differences of a partition. Consecutive ones of the same kind are merged; only the first `most` are kept."""
 
     def __init__(self, most: int = 100) -> None:
         self.found: list[Difference] = []
@@ -444,7 +444,7 @@ class Differences:
         return self.batches > 0
 
     def add(self, difference: Difference) -> bool:
-        """Returns whether this is a difference of its own, and not the continuation of one, or one too many.
+        """Adds a difference. Returns whether it is new: not the continuation of another, and not beyond `most`.
 
         A batch that was compared twice counts once.
         """

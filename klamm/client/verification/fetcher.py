@@ -1,11 +1,11 @@
-"""Fetches from the replicas on one broker, whichever broker leads, as Kafka's debugging consumer (replica id -2).
+"""Fetches from the replicas on one broker, leaders or not, as Kafka's debugging consumer (replica id -2).
 
-Wants of many partitions share a request, so that a cluster of many small partitions takes few requests.
+Fetches of many partitions share a request, so that a cluster with many small partitions takes few requests.
 
 What must stay true:
-- Every fetch gets an answer, whatever the broker does: an error, or one that says how the response makes no sense.
-- A broker that does not answer costs `request_timeout_ms` once, and then only from time to time.
-- A request asks for no more than `MAX_REQUEST_BYTES`, and few requests are pending. A single batch may be larger.
+- Every fetch gets an answer, whatever the broker does. An invalid response gives an error that says what is wrong.
+- A broker that does not answer costs `request_timeout_ms` once, and later only from time to time.
+- A request asks for at most `MAX_REQUEST_BYTES`, and few requests are pending. A single batch may be larger.
 
 Source: kafka.tools.ReplicaFetcher in ReplicaVerificationTool.
 """
@@ -34,11 +34,11 @@ from klamm.protocol.vocabulary import (
     TopicPartition,
 )
 
-# Two answers of that size for each broker stay in the processor's cache until they are compared. A broker of klamm's
-# answers no more than 8 MB at once.
+# Two answers of this size for each broker stay in the processor's cache until they are compared. A klamm broker's
+# answer has at most 8 MB.
 MAX_REQUEST_BYTES = 2 * 1024 * 1024
 REQUESTS_AT_A_TIME = 2
-# How long a broker that has failed is left alone, at first; twice as long after each further failure.
+# How long a failed broker is not asked again. Doubles with each further failure.
 REST_S, MAX_REST_S = 1.0, 60.0
 _NO_REPLICA = -1
 
@@ -62,19 +62,19 @@ class ReplicaFetcher:
         self._requests: dict[asyncio.Task[None], None] = {}
         self._loop = asyncio.get_running_loop()
         self._patience_s = patience_s
-        # The reason of the last failure of the broker, since when it fails, and when it may be asked again.
+        # The last failure of the broker, since when it fails, and when it may be asked again.
         self._failure: Failed | None = None
         self._failing_since_s: float | None = None
         self._began_s = 0.0
         self._asked_again_at_s = 0.0
         self._rest_s = REST_S
-        # When each error code came first, and last, for a partition.
+        # When each error code first and last came for a partition.
         self._codes: dict[int, tuple[float, float]] = {}
 
     async def fetch(self, partition: TopicPartition, offset: int, max_bytes: int, *, is_alone: bool = False) -> Answer:
-        """What the broker's replica has from `offset` on, `max_bytes` of it unless a single batch is larger.
+        """The batches of the broker's replica from `offset` on, up to `max_bytes` unless a single batch is larger.
 
-        Alone in a request, at least one whole batch comes.
+        If the partition is alone in a request, at least one whole batch comes.
         """
         if self._failure is not None and self._loop.time() < self._asked_again_at_s:
             return self._failure
@@ -94,7 +94,7 @@ class ReplicaFetcher:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        # Partitions that are asked for in the same turn of the loop share a request.
+        # Fetches in the same turn of the loop share a request.
         await asyncio.sleep(0)
         while wants := self._take():
             answers = await self._ask(wants)
@@ -109,7 +109,7 @@ class ReplicaFetcher:
         self._wants.clear()
 
     def _take(self) -> list[_Want]:
-        """The wants of the next request: one that is alone, or as many as the size of a request allows."""
+        """The fetches of the next request: one that must be alone, or as many as fit into a request."""
         self._wants = [want for want in self._wants if not want.answer.done()]
         taken = [want for want in self._wants if want.is_alone][:1]
         if not taken:
@@ -120,7 +120,7 @@ class ReplicaFetcher:
         return taken
 
     async def _ask(self, wants: Sequence[_Want]) -> Mapping[TopicPartition, Answer]:
-        """One request. What the broker as a whole does wrong is the failure of each partition."""
+        """Sends one request. A failure of the broker is the failure of each partition."""
         wanted = {want.partition: want for want in wants}
         if self._failing_since_s is None:
             self._began_s = self._loop.time()
@@ -138,7 +138,7 @@ class ReplicaFetcher:
         return answers
 
     def _failed(self, error: Exception) -> Failed:
-        """The failure of the whole broker. Once the patience with it is over, no partition waits for it."""
+        """The failure of the whole broker. It is final once the broker has failed for `patience_s`."""
         now_s = self._loop.time()
         if self._failing_since_s is None:
             self._failing_since_s = self._began_s
@@ -150,7 +150,7 @@ class ReplicaFetcher:
         return self._failure
 
     def _refused(self, code: int) -> Failed:
-        """An error of one partition. When partitions have got it for long, others that get it do not wait either."""
+        """An error of one partition. It is final once any partitions have got this error for `patience_s`."""
         now_s = self._loop.time()
         first_s, last_s = self._codes.get(code, (now_s, now_s))
         if now_s - last_s > self._patience_s:
@@ -176,8 +176,9 @@ class ReplicaFetcher:
     async def _fetch_singly(
         self, wanted: Mapping[TopicPartition, _Want], error: Disconnected
     ) -> dict[TopicPartition, Answer]:
-        """A broker of Kafka's closes the connection when a segment is shorter than it should be, so one partition could
-        fail all that share its request. Raises ClientError when the broker takes no connection, or answers for none."""
+        """Fetches each partition alone: a Kafka broker closes the connection if a segment is too short, so one
+        partition could fail all in its request. Raises ClientError if the broker accepts no connection, or all
+        partitions fail."""
         answers: dict[TopicPartition, Answer] = {}
         for partition, want in wanted.items():
             connection = await self._client.connection_to(self.broker_id)
@@ -190,7 +191,7 @@ class ReplicaFetcher:
         return answers
 
     def _answer(self, offset: int, data: PartitionData) -> Answer | None:
-        """None: the log does not have the offset."""
+        """The answer, or None if the log does not have the offset."""
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             return None
         if data.error_code != ErrorCode.NONE:
@@ -228,7 +229,7 @@ def _request(wanted: Mapping[TopicPartition, _Want]) -> FetchRequest:
 def _answered(
     connection: Connection, asked: Collection[TopicPartition], response: FetchResponse
 ) -> dict[TopicPartition, PartitionData]:
-    """The answer for each partition. Raises KafkaError for partitions too many, twice or missing."""
+    """The answer for each partition. Raises KafkaError for additional, repeated or missing partitions."""
     found: dict[TopicPartition, PartitionData] = {}
     for topic in response.responses:
         for data in topic.partitions:
@@ -245,7 +246,7 @@ def _answered(
 
 
 async def _log_ends(connection: Connection, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Answer]:
-    """Where the logs of these replicas begin and end."""
+    """The start and end offsets of these replicas' logs."""
     starts = await list_log_offsets(connection, partitions, EARLIEST_TIMESTAMP)
     ends = await list_log_offsets(connection, partitions, LATEST_TIMESTAMP)
     answers: dict[TopicPartition, Answer] = {}
@@ -261,7 +262,7 @@ async def _log_ends(connection: Connection, partitions: Sequence[TopicPartition]
 async def list_log_offsets(
     connection: Connection, partitions: Sequence[TopicPartition], timestamp: int
 ) -> dict[TopicPartition, int | Failed]:
-    """An end of each replica's own log, EARLIEST or LATEST, whichever broker leads. Raises ClientError."""
+    """The start or end offset (EARLIEST or LATEST) of each replica's own log, leader or not. Raises ClientError."""
     asked = {partition: Asked(timestamp, NO_EPOCH) for partition in partitions}
     found = await list_offsets_of_leader(connection, asked, replica_id=DEBUGGING_REPLICA_ID)
     return {partition: _offset(connection, partition, found.get(partition)) for partition in partitions}

@@ -1,16 +1,16 @@
-"""The values in a compacted topic that a replica has lost, as far as the replicas' records tell. Pure.
+"""Finds values in a compacted topic that a replica has lost, as far as the replicas' records tell. Pure.
 
-Compaction removes a record only for a later one with the same key. So when one replica has a value that another one
-lacks, and no record up to the end of the partition has its key, then either that replica has lost the value, or the
-other one has missed a tombstone that left the log since. In both cases readers of the two see different tables.
+Compaction removes a record only if a later record has the same key. So if one replica has a value that another replica
+lacks, and no later record in the partition has its key, then either the other replica has lost the value, or the first
+has missed a tombstone that was removed since. In both cases readers of the two replicas see different tables.
 
 What must stay true:
-- The records come in the order of their offsets, and all of them come: from where a value was missing to the end.
+- All records come in the order of their offsets, from where a value was missing to the end.
 - Records in transactions are not judged, because compaction removes aborted ones. A record in an aborted transaction
-  counts as a later one: a loss may stay unnoticed, nothing is reported wrongly.
-- Replicas are compacted while they are read. A value is lost only if `CONFIRMATIONS` further readings say the same: a
-  record that is still there when a reading begins has not been replaced below what the reading before has read.
-- Memory is bounded: at most `MAX_VALUES` values wait for a later record at a time, and further ones are not judged.
+  counts as a later record, so a loss may stay unnoticed, but no loss is reported wrongly.
+- Replicas are compacted while they are read. A value counts as lost only if `CONFIRMATIONS` further readings find the
+  same: a record that still exists when a reading begins was not replaced by records that the reading before has read.
+- Memory is bounded: at most `MAX_VALUES` values wait for a later record at a time, and further values are not judged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _DIGEST_SIZE_BYTES = 16
 
 
 class Unreplaced(NamedTuple):
-    """A value that one replica has and others lack."""
+    """A value that one replica has and other replicas lack."""
 
     offset: int
     replica: int
@@ -33,11 +33,11 @@ class Unreplaced(NamedTuple):
 
 
 class NewestValues:
-    """The values that some replicas lack and that no later record has replaced so far, by the digest of their key."""
+    """The values that some replicas lack and that no later record has replaced so far, by the digests of their keys."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, Unreplaced] = {}
-        # Whether a value was not judged because too many others wait.
+        # Whether a value was not judged because too many values wait.
         self.is_full = False
 
     def __bool__(self) -> bool:
@@ -48,13 +48,13 @@ class NewestValues:
         return min(value.offset for value in self._values.values())
 
     def replaced(self, records: Iterable[Record]) -> None:
-        """These records come next, and all replicas have them."""
+        """Takes the next records, which all replicas have."""
         for record in records:
             if record.key is not None:
                 self._values.pop(_digest(record.key), None)
 
     def only_on(self, record: Record, replica: int, lacking: Sequence[int]) -> None:
-        """This record comes next, and `lacking` do not have it."""
+        """Takes the next record, which the replicas `lacking` do not have."""
         if record.key is None:
             return
         digest = _digest(record.key)
@@ -65,11 +65,11 @@ class NewestValues:
             self._values[digest] = Unreplaced(record.offset, replica, tuple(lacking))
 
     def keep_confirmed(self, again: "NewestValues") -> None:
-        """Forgets each value of which a further reading did not say the same."""
+        """Forgets the values that a further reading did not confirm."""
         self._values = {digest: value for digest, value in self._values.items() if again._values.get(digest) == value}
 
     def take(self) -> list[Unreplaced]:
-        """The values in the order of their offsets; they are forgotten."""
+        """Removes and returns all values, in the order of their offsets."""
         values, self._values = sorted(self._values.values()), {}
         return values
 

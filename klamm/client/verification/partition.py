@@ -1,18 +1,18 @@
-"""The verification of one partition: from the answers of its replicas to what is known of them. Pure.
+"""The verification of one partition from the answers of its replicas. Pure.
 
-A `PartitionCheck` is asked which replicas to fetch from and where (`active`, `position`), and is fed their answers. It
+A `PartitionCheck` tells which replicas to fetch from and where (`active`, `position`), and takes their answers. It
 decides which replicas wait for others and which no longer count.
 
 What must stay true:
-- What is compared is below the high watermark of every replica that counts. So a tail that is not committed, and that
-  a truncation may remove, is never a difference.
-- A replica that gives no usable answer for `patience_s` is set aside, with the reason and the offset, and the others
-  continue without it. A replica that only lags is set aside in the same way once the others have waited that long.
+- Only records below the high watermark of every counting replica are compared. So an uncommitted tail, which a
+  truncation may remove, is never a difference.
+- A replica without a usable answer for `patience_s` is set aside, with the reason and the offset, and the others
+  continue without it. A replica that only lags is set aside once the others have waited that long.
 - Records that retention removes meanwhile are skipped.
-- Replicas remove old records at different times. What at least two replicas have is compared, without those whose log
-  begins later; these are named.
-- Only a check whose replicas were all compared to its end `is_verified`. Whatever keeps a replica from that is noted.
-- A check with a target ends: each answer brings it further, or brings a replica closer to being set aside.
+- Replicas remove old records at different times. Records that at least two replicas have are compared, without replicas
+  whose log begins later; these are reported.
+- A check `is_verified` only if all its replicas were compared to its end. Whatever prevents this is noted.
+- A check with a target ends: each answer advances it, or brings a replica closer to being set aside.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,20 +33,20 @@ from klamm.protocol.vocabulary import TopicPartition
 
 PATIENCE_S = 10.0
 _UNREADABLE = "its records cannot be read"
-# A check that follows tries a replica again after this many times its patience.
+# A check that follows tries a replica again after this multiple of its patience.
 REST = 3
 
 
 class OutOfRange(NamedTuple):
-    """The replica's log does not have the position: it begins and ends at these offsets."""
+    """The replica's log does not have the position. It begins and ends at these offsets."""
 
     log_start_offset: int
     log_end_offset: int
 
 
 class Failed(NamedTuple):
-    """The replica gave no answer, and why. If this `is_final`, another try would not help. `is_corrupt`: its broker
-    says that the bytes there are no batches."""
+    """Why the replica gave no answer. If this `is_final`, another attempt would not help. With `is_corrupt` its broker
+    says that the bytes there are not batches."""
 
     reason: str
     is_final: bool = False
@@ -58,7 +58,7 @@ Answer = Window | OutOfRange | Failed
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """From `offset` on the partition is verified without this replica. `is_lag`: it only has not come further yet."""
+    """From `offset` on, the partition is verified without this replica. With `is_lag` the replica only lags."""
 
     offset: int
     reason: str
@@ -68,11 +68,11 @@ class SetAside:
 
 @dataclass(slots=True)
 class PartitionCheck:
-    """`replicas` are in the order in which they are compared, the leader first. Offsets from `start_offset` on count.
+    """`replicas` are in the order of their comparison, the leader first. The check begins at `start_offset`.
 
-    `target` is the offset where the check ends: the highest high watermark of the first answers, unless it is given.
-    A check that `follows` has no end, and takes replicas in again that were set aside. A replica that is not
-    `in_sync` (None: all are) gets no time to catch up.
+    `target` is the offset where the check ends. The default is the highest high watermark of the first answers. A check
+    that `follows` has no end, and takes back replicas that were set aside. A replica that is not `in_sync` (None: all
+    are) gets no time to catch up.
     """
 
     partition: TopicPartition
@@ -89,9 +89,9 @@ class PartitionCheck:
     differences: Differences = field(default_factory=Differences)
     # Why there is nothing left to verify: the topic was deleted.
     gone: str | None = None
-    # Where the logs of replicas begin that lack older records, which another replica has.
+    # The log start offsets of replicas that lack older records of another replica.
     begins_later: dict[int, int] = field(default_factory=dict)
-    # Why that may be a loss, for those of them of which retention is not known to be the reason.
+    # Why this may be a loss, for each replica without retention as a known reason.
     unexplained: dict[int, str] = field(default_factory=dict)
     # Offsets that retention removed before they were compared.
     removed_offsets: int = 0
@@ -100,13 +100,13 @@ class PartitionCheck:
     size_bytes: int = 0
     # Only for a compacted topic, when the check reads all records from its start to the end of the partition.
     newest: NewestValues | None = None
-    # Whether a further reading, which was to say if values are lost, could not be ended.
+    # Whether a further reading, which was needed to find lost values, could not be finished.
     is_unconfirmed: bool = False
-    # What of each replica's last window was before the position. For readers of files.
+    # The size of each replica's last window before the position. For readers of files.
     consumed_bytes: dict[int, int] = field(default_factory=dict)
-    # Replicas that should be asked for this partition alone, because their last answer had no whole batch.
+    # The replicas that should be asked for this partition alone, because their last answer had no whole batch.
     hungry: set[int] = field(default_factory=set)
-    # Since when a replica has not answered, or has answered with nothing that brings the check further.
+    # Since when a replica has not answered, or its answers have not advanced the check.
     _failing_since_s: dict[int, float] = field(default_factory=dict)
     _stalled_since_s: dict[int, float] = field(default_factory=dict)
     _set_aside_at_s: dict[int, float] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class PartitionCheck:
         return [replica for replica in self.replicas if replica not in self.set_aside]
 
     def to_ask(self, now_s: float) -> list[int]:
-        """The replicas that count and have the position. A check that follows also asks those that it set aside, from
+        """The counting replicas that have the position. A check that follows also asks replicas that it set aside, from
         time to time."""
 
         def is_due(replica: int) -> bool:
@@ -146,12 +146,12 @@ class PartitionCheck:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the last answers brought nothing new."""
+        """Whether the last answers have not advanced the check."""
         return bool(self._failing_since_s or self._stalled_since_s)
 
     @property
     def is_compared(self) -> bool:
-        """Whether at least two replicas count, or the partition has only one. One that lags counts too."""
+        """Whether at least two replicas count, or the partition has only one. A lagging replica counts too."""
         lagging = sum(each.is_lag for each in self.set_aside.values())
         return len(self.active) + lagging >= min(2, len(self.replicas))
 
@@ -163,7 +163,7 @@ class PartitionCheck:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether replicas of a compacted topic lack records of each other that may be lost."""
+        """Whether replicas of a compacted topic lack records that may be lost."""
         if self.newest is None:
             return self.compacted_batches > 0
         return self.is_unconfirmed or self.newest.is_full or (bool(self.newest) and not self._is_whole)
@@ -178,13 +178,13 @@ class PartitionCheck:
         return max(0, max(self.high_watermarks.values(), default=0) - self.position)
 
     def lag_of(self, replica: int) -> int | None:
-        """How far the replica's high watermark is behind the highest one, if it is known."""
+        """How far the replica's high watermark is behind the highest, or None if it is unknown."""
         if replica not in self.high_watermarks:
             return None
         return max(self.high_watermarks.values()) - self.high_watermarks[replica]
 
     def feed(self, answers: Mapping[int, Answer], now_s: float) -> list[Difference]:
-        """Takes the answers of the replicas to ask, to a fetch from `position`. Returns new differences."""
+        """Takes the answers of the replicas in `to_ask` to a fetch from `position`. Returns new differences."""
         self._take_in_again(answers, now_s)
         answers = {replica: answer for replica, answer in answers.items() if replica not in self.set_aside}
         self.consumed_bytes = {}
@@ -230,7 +230,7 @@ class PartitionCheck:
         return self._compare(windows, now_s)
 
     def give_up(self, reason: str) -> None:
-        """Ends the check, unless it follows: none of its replicas can be read."""
+        """Ends the check, unless it follows, because none of its replicas can be read."""
         for replica in self.active:
             self.put_aside(replica, reason)
 
@@ -244,7 +244,7 @@ class PartitionCheck:
 
     @property
     def has_unreplaced_values(self) -> bool:
-        """Whether a further reading must say if values are lost. Only when all replicas were read to the end."""
+        """Whether a further reading must find out if values are lost. Only if all replicas were read to the end."""
         return self._is_whole and bool(self.newest)
 
     @property
@@ -252,7 +252,7 @@ class PartitionCheck:
         return self.gone is None and not (self.set_aside or self.begins_later or self.removed_offsets)
 
     def again(self) -> "PartitionCheck":
-        """A further reading, from the first value on that a replica may have lost."""
+        """A further reading, from the first value that a replica may have lost."""
         assert self.newest is not None
         return PartitionCheck(
             self.partition,
@@ -271,7 +271,7 @@ class PartitionCheck:
         self.newest.keep_confirmed(NewestValues() if self.is_unconfirmed else again.newest)
 
     def conclude(self) -> list[Difference]:
-        """The values that are lost become differences. Returns new ones."""
+        """Makes differences of the lost values. Returns the new differences."""
         assert self.newest is not None
         lost = [
             Difference(DifferenceKind.LOST, value.offset, value.offset, replica, value.replica)
@@ -281,7 +281,7 @@ class PartitionCheck:
         return [difference for difference in lost if self.differences.add(difference)]
 
     def reassigned(self, replicas: Sequence[int]) -> None:
-        """Only these are replicas now; those that are new were not compared from the start."""
+        """Sets the replicas after a reassignment. New replicas were not compared from the start."""
         for replica in replicas:
             if replica not in self.replicas and not self.follows:
                 self.set_aside[replica] = SetAside(self.start_offset, "it became a replica meanwhile")
@@ -301,7 +301,7 @@ class PartitionCheck:
                 self._set_aside_at_s[replica] = now_s
 
     def _find_later(self, answers: Mapping[int, Answer]) -> dict[int, int]:
-        """The log start offsets of replicas whose log begins behind the position."""
+        """The log start offsets of replicas whose logs begin behind the position."""
         ends = {
             replica: answer.high_watermark if isinstance(answer, Window) else answer.log_end_offset
             for replica, answer in answers.items()
@@ -310,7 +310,7 @@ class PartitionCheck:
         for replica, answer in answers.items():
             if isinstance(answer, OutOfRange):
                 others = [end for other, end in ends.items() if other != replica]
-                # A log that begins where no other replica is yet is no result of retention.
+                # Retention cannot have moved a log's start behind the end of all other replicas.
                 if not others or answer.log_start_offset <= max(others):
                     self._log_starts[replica] = answer.log_start_offset
         later = {replica: self._log_starts[replica] for replica in self.active if self._is_later(replica)}
@@ -358,7 +358,7 @@ class PartitionCheck:
         return [difference for difference in compared.differences if self.differences.add(difference)]
 
     def _explain(self, compared: Compared, windows: Mapping[int, Window], now_s: float) -> None:
-        """Notes which replicas keep the others waiting."""
+        """Notes the replicas that the others wait for."""
         least = min(compared.known_to.values())
         for replica in [each for each, known_to in compared.known_to.items() if known_to == least]:
             window = windows[replica]
@@ -379,7 +379,7 @@ class PartitionCheck:
                 reason = f"it answered without a whole batch at offset {self.position}"
                 self._put_aside(replica, reason, now_s, is_broken=True)
             else:
-                # Asked alone and for so long, it has nothing there: `compare` says what that means.
+                # Even asked alone and for this long, the replica has nothing there. `compare` decides what this means.
                 self._empty_to[replica] = window.high_watermark
 
     def _has_moved(self) -> None:
@@ -401,9 +401,9 @@ class PartitionCheck:
 
 
 def merged(checks: Sequence[PartitionCheck]) -> PartitionCheck:
-    """One check of several for ranges of the same partition, in the order of their offsets.
+    """Merges checks of ranges of the same partition, in the order of their offsets.
 
-    The batch across the end of a range was compared twice; a difference in it counts once.
+    A batch across the end of a range was compared twice; a difference in it counts once.
     """
     ordered = sorted(checks, key=lambda check: check.start_offset)
     first, last = ordered[0], ordered[-1]

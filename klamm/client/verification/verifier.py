@@ -1,12 +1,12 @@
-"""Verifies the replicas of a cluster's partitions, through the brokers.
+"""Verifies the replicas of a cluster's partitions by fetching from the brokers.
 
-`verify_replicas` checks several partitions at a time, each with a fetch from all of its replicas, the comparison, and
-the next fetch. Without an end (`follows`) it goes round all partitions again and again.
+`verify_replicas` checks several partitions at a time. For each, it fetches from all replicas, compares, and fetches
+again. With `follows` it visits all partitions again and again, without an end.
 
 What must stay true:
 - Memory is bounded by the partitions in progress, their replicas and the size of a window.
-- It ends, whatever brokers answer; a partition that could not be verified says why.
-- A topic that is deleted meanwhile is not a difference, and not verified; nor is a partition that gets other replicas.
+- A verification ends, whatever brokers answer. A partition that could not be verified says why.
+- A topic that is deleted meanwhile, or a partition that gets other replicas, is neither a difference nor verified.
 
 Source: kafka.tools.ReplicaVerificationTool.
 """
@@ -37,12 +37,12 @@ from klamm.protocol.vocabulary import (
 )
 
 PARTITIONS_AT_A_TIME = 16
-# The windows of all partitions in progress are not to take more.
+# The memory limit for the windows of all partitions in progress.
 MEMORY_BYTES = 256 * 1024 * 1024
 FIRST_FETCH_BYTES = 128 * 1024
 PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
 REFRESH_EVERY_S = 1.0
-# A topic that the brokers do not know for so long was deleted.
+# A topic that brokers have not known for this long counts as deleted.
 MISSING_S = 3.0
 _CLEANUP_POLICY, _COMPACT, _DELETE = "cleanup.policy", "compact", "delete"
 _RETENTION_MS, _RETENTION_BYTES = "retention.ms", "retention.bytes"
@@ -53,9 +53,9 @@ class VerifyOptions:
     """How to verify.
 
     - `fetch_size_bytes`: the size of a window, unless a single batch is larger.
-    - `time`: where to begin; EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or milliseconds.
-    - `follows`: has no end; `max_wait_ms` is the pause between two rounds of it.
-    - `patience_s`: how long to wait for a replica that gives no usable answer.
+    - `time`: where to begin: EARLIEST_TIMESTAMP, LATEST_TIMESTAMP or milliseconds.
+    - `follows`: has no end; `max_wait_ms` is the pause between two rounds.
+    - `patience_s`: how long to wait for a replica without usable answers.
     - `now_ms`: the wall clock, to know which records retention has removed.
     """
 
@@ -69,9 +69,9 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """A partition that is to be verified. `replicas` has the leader first, and `in_sync` are those in the ISR.
+    """A partition to verify. `replicas` has the leader first, and `in_sync` are the replicas in the ISR.
 
-    `start_offset` and `end_offset` choose a part of it.
+    `start_offset` and `end_offset` select a part of it.
     """
 
     partition: TopicPartition
@@ -84,8 +84,8 @@ class Replicated:
 
 @dataclass(slots=True)
 class Planned:
-    """What is to be verified. `skipped` are topics that cannot be, with the reasons; the cleanup.policy of
-    `unknown_policies` could not be read, and they count as not compacted."""
+    """The partitions to verify. `skipped` has topics that cannot be verified, with the reasons. The cleanup.policy of
+    `unknown_policies` could not be read; these topics count as not compacted."""
 
     partitions: list[Replicated] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -93,10 +93,10 @@ class Planned:
 
 
 class Events:
-    """What a verification tells while it runs. Subclasses override what they want to know."""
+    """The events of a running verification. Subclasses override the methods that they need."""
 
     def began(self, check: PartitionCheck) -> None:
-        """This partition is to be verified."""
+        """The verification of this partition begins."""
 
     def differs(self, check: PartitionCheck, difference: Difference) -> None:
         """A replica differs."""
@@ -156,7 +156,7 @@ class _Retention(NamedTuple):
 
 
 async def _retention(client: ClusterClient, topic: str) -> _Retention | None:
-    """None if it is not known."""
+    """The retention limits of a topic; None if they are unknown."""
     resource = ConfigResource(ConfigResourceType.TOPIC, topic)
     entries = (await describe_configs(client, [resource], [_CLEANUP_POLICY, _RETENTION_MS, _RETENTION_BYTES]))[resource]
     values = {} if isinstance(entries, KafkaError) else {name: entry.value or "" for name, entry in entries.items()}
@@ -170,7 +170,8 @@ async def _retention(client: ClusterClient, topic: str) -> _Retention | None:
 async def start_offsets(
     client: ClusterClient, partitions: Iterable[Replicated], time: int, patience_s: float = PATIENCE_S
 ) -> dict[TopicPartition, int | KafkaError]:
-    """Where to begin, as the leaders say. A partition without a record at or after a time begins at its end."""
+    """The offsets at which to begin, from the leaders. A partition without a record at or after a time begins at its
+    end."""
     retry = RetryPolicy(deadline_ms=int(1000 * patience_s))
     wanted = dict.fromkeys((each.partition for each in partitions), time)
     listed = await list_offsets(client, wanted, retry=retry)
@@ -184,7 +185,7 @@ async def start_offsets(
 
 
 async def count_offsets(client: ClusterClient, partitions: Sequence[Replicated], time: int) -> int:
-    """How many offsets are to be verified, as far as the leaders say."""
+    """The number of offsets to verify, according to the leaders."""
     starts = await start_offsets(client, partitions, time)
     ends = await start_offsets(client, partitions, LATEST_TIMESTAMP)
     known = [(starts[each.partition], ends[each.partition]) for each in partitions]
@@ -197,7 +198,7 @@ async def verify_replicas(
     options: VerifyOptions,
     events: Events | None = None,
 ) -> list[PartitionCheck]:
-    """Verifies these partitions, which the client's metadata has. With `follows` it returns only when cancelled."""
+    """Verifies these partitions, which the client's metadata must have. With `follows` it never returns."""
     verifier = _Verifier(client, options, events or Events())
     try:
         return await verifier.run(partitions)
@@ -207,7 +208,7 @@ async def verify_replicas(
 
 class _Verifier:
     def __init__(self, client: ClusterClient, options: VerifyOptions, events: Events) -> None:
-        # Other requests of the client do not wait behind large answers.
+        # A client of its own, so that other requests do not wait behind large answers.
         self._client = client.another()
         self._options = options
         self._events = events
@@ -238,7 +239,7 @@ class _Verifier:
 
     async def _checks(self, partitions: Sequence[Replicated]) -> list[PartitionCheck]:
         starts: Mapping[TopicPartition, int | KafkaError] = {}
-        # The earliest offsets are learned by asking each replica for offset 0.
+        # Fetching offset 0 from each replica shows its log start offset.
         if self._options.time != EARLIEST_TIMESTAMP:
             whole = [each for each in partitions if each.start_offset is None]
             starts = await start_offsets(self._client, whole, self._options.time, self._options.patience_s)
@@ -290,7 +291,7 @@ class _Verifier:
             retention = await _retention(client, partition.topic)
             if retention is None:
                 return "the topic's retention is not known"
-            # Followers adopt the log start of the leader, which DeleteRecords or retention has moved.
+            # Followers adopt the leader's log start offset, which DeleteRecords or retention has moved.
             times = [EARLIEST_TIMESTAMP, *([now_ms - retention.ms] if 0 <= retention.ms <= now_ms else [])]
             for time in times:
                 listed = (await list_offsets(client, {partition: time}, retry=retry))[partition]
@@ -303,7 +304,7 @@ class _Verifier:
         return "retention does not account for that"
 
     async def _size(self, partition: TopicPartition, replica: int) -> int:
-        """The size of a replica's log; -1 if it is not known."""
+        """The size of a replica's log; -1 if it is unknown."""
         found = (await describe_log_dirs(self._client, [replica], [partition])).get(replica, {})
         logs = [] if isinstance(found, KafkaError) else [each.replicas.get(partition) for each in found.values()]
         return max((each.size_bytes for each in logs if each is not None and not each.is_future), default=-1)
@@ -322,9 +323,9 @@ class _Verifier:
             pass
 
     async def _step(self, check: PartitionCheck) -> bool:
-        """One fetch from each replica. Returns whether it has brought the check further."""
+        """Fetches once from each replica. Returns whether this has advanced the check."""
         active, before, aside = check.to_ask(self._loop.time()), check.position, dict(check.set_aside)
-        # The first fetch shows which partitions are small: many of them share a request.
+        # The first fetch shows which partitions are small. Many small partitions share a request.
         first_bytes = min(FIRST_FETCH_BYTES, self._options.fetch_size_bytes)
         max_bytes = self._options.fetch_size_bytes if check.batches else first_bytes
         fetches = (
@@ -355,7 +356,7 @@ class _Verifier:
         return fetcher
 
     async def _look_again(self, check: PartitionCheck) -> None:
-        """Reads the metadata again, at most once a second: the topic may be gone, or have other replicas."""
+        """Refreshes the metadata, at most once a second: the topic may be deleted, or have other replicas."""
         name, now_s = check.partition.topic, self._loop.time()
         if now_s >= self._refreshed_at_s.get(name, 0.0) + REFRESH_EVERY_S:
             self._refreshed_at_s[name] = now_s
@@ -365,7 +366,7 @@ class _Verifier:
                 return
         topic = self._client.metadata.topics.get(name)
         if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            # A broker that has just started knows no topic.
+            # A broker that has just started knows no topics.
             if now_s >= self._missing_since_s.setdefault(name, now_s) + MISSING_S:
                 check.forget("the topic was deleted")
             return

@@ -2,7 +2,7 @@
 
 | reading       | from                                                  | how often at most                          |
 |---------------|-------------------------------------------------------|--------------------------------------------|
-| pulse         | each broker by itself: Metadata of no topic           | 1 s                                        |
+| pulse         | each broker by itself: Metadata without topics        | 1 s                                        |
 | registrations | ZooKeeper: the controller, live brokers, their ports  | 1 s                                        |
 | status        | klamm's controller: /controller?brief                 | 1 s                                        |
 | numbers       | klamm's brokers: /broker                              | 1 s                                        |
@@ -12,18 +12,19 @@
 | groups        | the protocol                                          | 5 s, and 5 % of the time, 30 s at most     |
 | records       | klamm's controller: /controller/events?follow         | as they come                               |
 
-The facts are made of the metadata that the map's reading has got: the cluster is asked once for both. Findings are made
-of the newest facts and of the map as it is.
+The facts use the metadata of the map's reading, so the cluster is asked once for both. Findings are made from the
+newest facts and the current map.
 
 What must stay true:
-- Nothing is read while no page is open, and not more with many pages than with one.
-- What cannot be read is null in the document, with the reason. A broker that does not answer is asked for nothing else
-  meanwhile (`ClusterClient.avoid`), so that it delays no other reading.
-- Which brokers are live is decided once, for the map and for all else: by ZooKeeper, without it by the metadata.
-- What brokers answer is checked (`http_answers`). So an exception of a task is a fault of this program: `on_failure`
-  gets it, and ends the process.
-- Clocks of different machines are not compared: the controller's states are shown with the time that the controller
-  tells with its status.
+- Nothing is read while no page is open. Many pages cause no more reading than one page.
+- A value that cannot be read is null in the document, with the reason. A broker that does not answer gets no other
+  request meanwhile (`ClusterClient.avoid`), so that it delays no other reading.
+- One decision about which brokers are live serves the map and everything else: ZooKeeper's, or without ZooKeeper the
+  metadata's.
+- Brokers' answers are checked (`http_answers`). So an exception in a task is a programming error: `on_failure` gets it
+  and ends the process.
+- Clocks of different machines are not compared: the controller's states are shown against the time in the controller's
+  status.
 """
 
 import asyncio
@@ -73,18 +74,18 @@ if TYPE_CHECKING:
 PUBLISH_EVERY_S: Final = 1.0
 SLOW_EVERY_S: Final = 5.0
 HTTP_TIMEOUT_S: Final = 2.0
-# ZooKeeper answers at once, or has a reason not to.
+# A working ZooKeeper answers at once.
 ZOOKEEPER_TIMEOUT_S: Final = 5.0
-# The controller sends a follower something every three seconds.
+# The controller's stream has a line at least every three seconds.
 SILENCE_S: Final = 10.0
 # How long the first page waits for the first values.
 FIRST_LOOK_S: Final = 3.0
 # How long the connections may take to close at the end.
 CLOSE_TIMEOUT_S: Final = 0.5
 KEPT_RECORDS: Final = 20_000
-# As JSON. What is kept takes some times as much.
+# The size as JSON. In memory the records take several times as much.
 KEPT_BYTES: Final = 16 * 1024 * 1024
-# Each takes about 25 microseconds.
+# A record takes about 25 microseconds.
 RECORDS_PER_SLICE: Final = 200
 KEPT_STATES: Final = 300
 # After a burst the page shows only the newest events; the map reflects all of them.
@@ -93,7 +94,7 @@ EVENT_BYTES: Final = 1024 * 1024
 
 
 class State(NamedTuple):
-    """A state of the controller and when it began, by the clock of the controller of `epoch`."""
+    """A state of the controller, and its begin by the clock of the controller of `epoch`."""
 
     began_ms: int
     name: str
@@ -108,8 +109,8 @@ class Clock(NamedTuple):
 
 
 class LiveCluster:
-    """Reads the cluster of a client. `zookeeper` is its connect string; None asks a broker for it. `on_failure` gets
-    the faults of the program in the tasks that read."""
+    """Reads the cluster of a client. `zookeeper` is the connect string; None asks a broker for it. `on_failure` gets
+    programming errors in the tasks that read."""
 
     def __init__(self, client: "ClusterClient", zookeeper: str | None, on_failure: OnFailure) -> None:
         self._client = client
@@ -130,7 +131,7 @@ class LiveCluster:
         self._partitions = Reading(self._look_at_partitions, 1.0, LARGE_SHARE, why_silent=self._why_silent)
         self._facts = Reading(self._look_at_facts, SLOW_EVERY_S, LARGE_SHARE, why_silent=self._why_silent)
         self._digest: Digest | None = None
-        # What the digest is made of, and when the next one may be made.
+        # The inputs of the current digest, and when the next digest may be made.
         self._digested: tuple[object, ...] = ()
         self._digest_due_s = 0.0
         self._map_turn = asyncio.Lock()
@@ -148,7 +149,7 @@ class LiveCluster:
         self._sizes: deque[int] = deque()
         self._kept_bytes = 0
         self.records: deque[Mapping[str, Any]] = deque()
-        """The controller's newest records, as /controller/events has them, while a page was open."""
+        """The newest controller records that came while a page was open, as /controller/events has them."""
         self.partitions = PartitionMap()
 
     @property
@@ -165,7 +166,7 @@ class LiveCluster:
 
     async def now(self) -> Mapping[str, Any]:
         if not self._tasks:
-            # ZooKeeper names the ports that others are read at, and the metadata the brokers.
+            # ZooKeeper names the ports for other readings, and the metadata names the brokers.
             await self._wait_for(self._registrations.renew(), self._facts.renew(), self._pulse.ask_once())
             await self._wait_for(
                 self._status.renew(), self._numbers.renew(), self._groups.renew(), self._pulse.ask_once()
@@ -183,7 +184,7 @@ class LiveCluster:
         return self.partitions
 
     async def _wait_for(self, *renewals: Coroutine[Any, Any, None]) -> None:
-        """Waits only for so long; what is not done continues by itself."""
+        """Waits for the renewals up to `FIRST_LOOK_S`; unfinished renewals continue."""
         await asyncio.wait([start_task(each, self._on_failure) for each in renewals], timeout=FIRST_LOOK_S)
 
     def followed(self) -> Sequence[Mapping[str, Any]] | None:
@@ -221,7 +222,7 @@ class LiveCluster:
             subscription.close()
         self._stop_reading()
         self._reassignments.close()
-        # The end of the process closes what a server that hangs does not let go of.
+        # A server that hangs cannot delay the end: the process closes its connections when it exits.
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._slow_client.close()
@@ -244,7 +245,7 @@ class LiveCluster:
             self._publish(PARTITIONS, encoded_json(changes.value()))
 
     async def _renew_digest(self) -> None:
-        """Makes the findings anew if the facts or the map have changed, in a part of the time."""
+        """Renews the findings if the facts or the map have changed, using only a part of the time."""
         facts, loop = self._facts.value, asyncio.get_running_loop()
         if facts is None:
             return
@@ -291,7 +292,7 @@ class LiveCluster:
     # -- which brokers answer, and which are live ---------------------------------------------------------------
 
     def _addresses_to_ask(self) -> "Mapping[int, Address]":
-        """All brokers that the metadata have named, without those that are gone for good."""
+        """All brokers that the metadata has named, except those that are gone for good."""
         named, registrations = self._client.metadata.brokers, self._registrations.dated.now
         self._addresses |= named
         if registrations is not None:
@@ -310,7 +311,7 @@ class LiveCluster:
             reading.hurry()
 
     def _why_silent(self) -> str | None:
-        """Why no broker answers, if none does."""
+        """Why no broker answers; None while a broker answers."""
         heard = self._pulse.heard
         if not heard or any(each.why_not is None for each in heard.values()):
             return None
@@ -333,7 +334,7 @@ class LiveCluster:
             found = await read_controller(znodes)
             live = await znodes.live_brokers()
         except (ZooKeeperError, ZnodeError, asyncio.CancelledError, ToolError) as error:
-            # A session that has expired is of no more use.
+            # An expired session cannot be used again.
             self._drop_znodes()
             if isinstance(error, (ZooKeeperError, ZnodeError)):
                 raise ToolError(f"ZooKeeper at {self._connect}: {error}") from error
@@ -358,7 +359,7 @@ class LiveCluster:
         return self._znodes
 
     def _drop_znodes(self) -> "asyncio.Task[None] | None":
-        """Closes what is open, in a task: a ZooKeeper that does not answer lets its client wait."""
+        """Closes the connection in a task: closing waits for a ZooKeeper that does not answer."""
         opened, self._opened, self._znodes = self._opened, None, None
 
         async def close(opened: AsyncExitStack) -> None:
@@ -370,7 +371,7 @@ class LiveCluster:
     # -- klamm's HTTP ports -------------------------------------------------------------------------------------
 
     def _controller(self) -> ControllerAddress | None:
-        """The controller, if it serves what klamm's does as far as is known."""
+        """The controller, if the cluster is known to be klamm's and the controller serves HTTP."""
         found = self._registrations.value
         controller = None if found is None else found.controller
         if controller is None or controller.port is None or self._kind() != "klamm":
@@ -391,7 +392,7 @@ class LiveCluster:
         return status
 
     def _take_clock(self, clock: Clock) -> None:
-        """The states of controllers before keep their places on the clock of the new one."""
+        """Takes the new controller's clock, and converts the states of earlier controllers to it."""
         before, self._clock = self._clock, clock
         if before is None or before.epoch == clock.epoch:
             return
@@ -423,7 +424,7 @@ class LiveCluster:
         return {**numbers, "why_not": None, **_rates(before, totals, at_ms - before_ms)}
 
     async def _keep_following(self) -> None:
-        """Follows the records of the present controller."""
+        """Follows the records of the current controller."""
         while True:
             address = self._followed_address()
             if address is not None:
@@ -436,7 +437,7 @@ class LiveCluster:
         return None if controller is None or controller.port is None else (controller.host, controller.port)
 
     async def _follow(self, host: str, port: int) -> None:
-        """Takes all records. Pages get those that are new: at the first time those after what the controller had."""
+        """Takes all records. Pages get the new records; at the first time, those after the controller's backlog."""
         is_new = self._last_record > (-1, -1)
         unpublished: deque[Mapping[str, Any]] = deque(maxlen=RECORDS_PER_EVENT)
         new, new_bytes, published_at_s = 0, 0, 0.0
@@ -444,7 +445,7 @@ class LiveCluster:
         async with aclosing(read_lines(host, port, "/controller/events?follow", SILENCE_S)) as read:
             async for lines in read:
                 if self._followed_address() != (host, port):
-                    # It was the controller before, and would be followed without end.
+                    # The broker is no longer the controller, and its stream would never end.
                     return
                 async for line in each(lines, RECORDS_PER_SLICE):
                     record = record_of(line)
@@ -465,15 +466,15 @@ class LiveCluster:
                     new, new_bytes, published_at_s = 0, 0, loop.time()
 
     def _take(self, record: Mapping[str, Any], size_bytes: int) -> bool:
-        """Takes a record; returns whether it is new. Raises WrongAnswer for one of another cluster."""
+        """Takes a record; returns whether it is new. Raises WrongAnswer for a record of another cluster."""
         # Epochs only grow. Each belongs to one run of one broker, which numbers its records.
         key = (record["epoch"], record["sequence"])
         if key <= self._last_record:
             return False
         known = self._registrations.value
         if known is not None and known.controller is not None and record["epoch"] > known.controller.epoch:
-            # A port may have gone to a broker of another cluster, after whose epochs none of this one's would count.
-            # If this cluster has a new controller, it is followed anew when ZooKeeper has named it.
+            # A broker of another cluster may have taken over the port. With its higher epoch, no record of this cluster
+            # would count any longer. A new controller of this cluster is followed once ZooKeeper has named it.
             raise WrongAnswer(f"a record of epoch {record['epoch']} is not of this cluster's controller")
         self._last_record = key
         self._keep(record, size_bytes)
@@ -515,7 +516,7 @@ class LiveCluster:
             raise ToolError(self._partitions.why_not)
         metadata = self._client.metadata
         if metadata.cluster_id != self._cluster_id:
-            # Another cluster has taken the place of the one before, and counts epochs from 1 again.
+            # Another cluster has taken the addresses of the former one. Its epochs start at 1 again.
             self._cluster_id, self._last_record = metadata.cluster_id, (-1, -1)
             self._states.clear()
             self._clock = None
@@ -524,26 +525,26 @@ class LiveCluster:
             self._kept_bytes = 0
         # In a thread, because it takes a part of a second in a large cluster.
         view = await asyncio.to_thread(view_of, metadata)
-        # The findings say when the controller does not answer, so they are not to say it too soon.
+        # Waits long: a controller that does not answer becomes a finding.
         listing = partial(self._reassignments.read, SLOW_EVERY_S)
         return await read_facts(self._slow_client, view, listing, self._topic_limits.read)
 
     def _has_no_reassignments(self) -> bool:
-        """What a controller of klamm says with its status."""
+        """Whether a klamm controller's status says that there are no reassignments."""
         status = self._status.dated.now
         return status is not None and status.get("reassignments", {}).get("count") == 0
 
     async def _look_at_partitions(self) -> bool:
         self.partitions.begin_look()
-        # Once: the next look tries again, and meanwhile the page tells what is wrong.
+        # One attempt: the next look tries again, and meanwhile the page shows the error.
         await self._client.refresh_metadata_once()
         metadata = self._client.metadata
         if metadata.controller_id < 0 and not metadata.topics:
-            # A broker that has just started says so, whatever there is.
+            # A broker that has just started answers so, whatever the cluster has.
             await self._client.refresh_metadata_once(elsewhere=True)
             if metadata.controller_id < 0 and not metadata.topics:
                 raise ToolError("The brokers have not been told of the cluster by a controller yet.")
-        # Without a controller, or the right to ask, the map shows replicas without what happens to them.
+        # Without a controller, or without permission, the map shows replicas without their reassignments.
         moving = (await self._reassignments.read()).moving
 
         states = await in_slices(states_of(metadata, moving))
@@ -561,7 +562,7 @@ def _monotonic_ms() -> int:
 def _rates(
     before: Mapping[str, float | None], totals: Mapping[str, float | None], passed_ms: int
 ) -> dict[str, float | None]:
-    """How much a second each total has grown. A broker that has restarted counts from 0 again."""
+    """The growth of each total per second. A restarted broker counts from 0 again."""
     rates: dict[str, float | None] = {}
     for name, total in totals.items():
         last = before.get(name)

@@ -1,10 +1,10 @@
-"""The Now document: what the readings of a live cluster come to. Pure.
+"""The Now document, made from the readings of a live cluster. Pure.
 
 What must stay true:
-- What is not known is null, and a `why_not` beside it says why. A reading that is not known now (`Dated.now`) is
-  nowhere taken for the present: `readings` has the time of each, and why it is not known now.
-- Findings are made of what is known now. That no broker or no ZooKeeper answers is a finding, too.
-- Partitions in findings, and which brokers are live, are those of the map of partitions at `findings_of`.
+- An unknown value is null, and a `why_not` beside it says why. An outdated reading (`Dated.now` is None) never counts
+  as current: `readings` has the time of each reading, and why it is outdated.
+- Findings are made from current readings. It is also a finding that no broker answers, or that ZooKeeper does not.
+- The partitions and live brokers in findings are those of the map of partitions at `findings_of`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ CONTROLLER_STATES: Final = (
     "UpdateFeatures",
 )
 
-# As many items of work as klamm's controller lists.
+# The number of work items that klamm's controller lists.
 LISTED: Final = 100
 
 KAFKA_SHOWS_LESS: Final = "Apache Kafka shows its controller's queue and state machines through JMX only."
@@ -66,7 +66,7 @@ class Registrations:
 
 
 class Place(NamedTuple):
-    """How far a copy of the map of partitions is."""
+    """The state of a copy of the map of partitions."""
 
     version: int
     sequence: int
@@ -74,8 +74,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """Facts, and what is found in them and in the map of partitions at this place. `moving` are the first partitions of
-    a reassignment."""
+    """Facts, and the findings from them and from the map of partitions at `place`. `moving` are the first partitions
+    that are being reassigned."""
 
     facts: ClusterFacts
     place: Place
@@ -87,8 +87,8 @@ class Digest:
 def digested(
     facts: ClusterFacts, found: "PartitionMap", silent: Mapping[int, str], controller_id: int, place: Place
 ) -> Digest:
-    """Facts with the partitions and the live brokers of the map, and with the brokers that are `silent`. Looks at each
-    partition some times: with 100,000 it takes a part of a second."""
+    """The facts with the map's partitions and live brokers, and with the `silent` brokers. Looks at each partition a
+    few times: with 100,000 partitions it takes a part of a second."""
     partitions = {
         TopicPartition(topic, number): each for topic, some in found.topics() for number, each in some.items()
     }
@@ -98,7 +98,7 @@ def digested(
         brokers[broker_id] = replace(fact, error=silent[broker_id], log_dirs=()) if broker_id in silent else fact
     views = {broker_id: BrokerView(broker_id, each.address, each.rack) for broker_id, each in brokers.items()}
     view = replace(facts.view, brokers=views, partitions=partitions, controller_id=controller_id)
-    # What an earlier controller has not answered says nothing about this one.
+    # An error of an earlier controller says nothing about the current one.
     is_same = facts.controller_id in (None, controller_id)
     error = facts.controller_error if is_same else None
     whole = replace(facts, view=view, brokers=brokers, controller_error=error)
@@ -110,10 +110,11 @@ def digested(
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The readings. `heard` is what is heard of each broker. `states_over_time` has times of the controller's clock,
-    which stands at `controller_time_ms`, and is known until `states_until_ms`; None while no controller has told.
-    `partitions` are the totals of the map, `live` and `shown` the brokers that are up there, and all that it names.
-    `groups_hidden` are the partitions of __consumer_offsets without a leader, whose groups no broker lists."""
+    """The readings. `heard` has the pulse of each broker. The times in `states_over_time` are of the controller's
+    clock, which shows `controller_time_ms` now. The states are known until `states_until_ms`. Both are None while no
+    controller has told its time. `partitions` are the totals of the map, `live` are its live brokers, and `shown` are
+    all its brokers. `groups_hidden` counts the partitions of __consumer_offsets without a leader: no broker lists their
+    groups."""
 
     time_ms: int
     heard: Mapping[int, Heard] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class Read:
 
 
 def kind_of(facts: ClusterFacts | None) -> str | None:
-    """The kind of a cluster; one with a broker of klamm is klamm's. None while it is not known."""
+    """The kind of a cluster. A cluster with a klamm broker is klamm's. None while the kind is unknown."""
     if facts is None:
         return None
     if any(broker.is_kraft for broker in facts.brokers.values()):
@@ -206,8 +207,8 @@ def _has_zookeeper(kind: str | None) -> bool:
 
 
 def _liveness(read: Read, kind: str | None) -> dict[str, Any]:
-    """Whether what the page shows is of now: `state` is live, partly, lost or opening. `since_ms` is the time of the
-    last answer of what does not answer now."""
+    """Whether the page shows current data: `state` is live, partly, lost or opening. `since_ms` is the time of the last
+    answer of the part that does not answer now."""
     answering = _answering(read)
     lacks_zookeeper = _has_zookeeper(kind) and read.registrations.why_not is not None
     state, text, since_ms = "live", "live", None
@@ -235,7 +236,7 @@ def _findings(read: Read, kind: str | None, status: Mapping[str, Any] | None) ->
 
 
 def _unreachable(read: Read, kind: str | None) -> Iterator[Finding]:
-    """What does not answer at all. Single brokers that do not are among the findings of the facts."""
+    """Findings about a cluster or ZooKeeper that does not answer. Single silent brokers are findings of the facts."""
     if read.heard and not _answering(read):
         silent = sorted(read.heard.items())
         registrations = read.registrations.now
@@ -255,7 +256,7 @@ def _unreachable(read: Read, kind: str | None) -> Iterator[Finding]:
 
 
 def _is_of_controller(status: Mapping[str, Any], registrations: Registrations | None) -> bool:
-    """Whether the status is that of the present controller: the one before may have been asked last."""
+    """Whether the status is of the current controller. The last request may have gone to the former one."""
     found = None if registrations is None else registrations.controller
     return bool(status.get("active")) and (found is None or status.get("epoch") == found.epoch)
 
@@ -286,7 +287,7 @@ def _why_no_status(read: Read, kind: str | None) -> str:
 
 
 def controller_id(read: Read) -> int:
-    """The controller, if it is live, else -1: as ZooKeeper says, or without it as brokers say that answer."""
+    """The controller if it is live, else -1, from ZooKeeper, or without ZooKeeper from the brokers that answer."""
     registrations = read.registrations.now
     if registrations is not None:
         found = registrations.controller
@@ -296,12 +297,12 @@ def controller_id(read: Read) -> int:
 
 
 def _controller(read: Read, status: Mapping[str, Any] | None, why_not: str | None) -> dict[str, Any]:
-    """`is_known` says whether `id` is of now; null is then none."""
+    """`is_known` says whether `id` is current. If it is, a null `id` means that there is no controller."""
     last = None if read.registrations.value is None else read.registrations.value.controller
     is_known = read.registrations.why_not is None
     by_brokers = -1 if is_known else controller_id(read)
     if by_brokers >= 0 and (last is None or last.broker_id != by_brokers):
-        # ZooKeeper, which knows more, does not answer.
+        # ZooKeeper does not answer; brokers tell only the id.
         return {
             "id": by_brokers,
             "is_known": True,
@@ -335,7 +336,7 @@ def _state(broker_id: int, read: Read) -> tuple[str, str | None]:
     heard = read.heard.get(broker_id)
     is_answering = heard is not None and heard.why_not is None
     if read.registrations.why_not is not None and read.partitions.why_not is not None:
-        # Nothing tells which brokers are live.
+        # Which brokers are live is unknown.
         if is_answering:
             return ALIVE, None
         return (UNKNOWN, None) if heard is None else (SILENT, heard.why_not)
@@ -401,7 +402,7 @@ def _brokers(
 
 
 def _work(digest: Digest | None, status: Mapping[str, Any] | None, why_not: str | None) -> dict[str, Any]:
-    """With the controller's status what each waits for; else what the protocol shows."""
+    """Pending work: with the controller's status, what each item waits for; without, what the protocol shows."""
     if status is not None:
         return {
             "reassignments": status["reassignments"]["first"],

@@ -1,6 +1,6 @@
 """The consumer groups of a cluster with their lags, for the page's overview.
 
-What must stay true: of many groups only the first `MOST_GROUPS` are described, so that a look stays bounded.
+What must stay true: only the first `MOST_GROUPS` groups are described, so that a look stays bounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ MOST_GROUPS: Final = 200
 
 
 async def read_groups(client: "ClusterClient") -> Sequence[Mapping[str, Any]]:
-    """{"group", "state", "members", "lag"} of each group, by name. `lag` counts the records from the committed offset
-    to the end of each partition that the group has committed; null when it is not known, with `why_not`.
+    """{"group", "state", "members", "lag"} of each group, by name. `lag` is the number of records between the group's
+    committed offsets and the end offsets of their partitions; an unknown lag is null, with `why_not`.
 
     Raises ClientError and KafkaError.
     """

@@ -1,7 +1,7 @@
-"""What klamm's HTTP ports answer, checked: any program may listen at a port that a broker has registered.
+"""Checks the answers of klamm's HTTP ports: any program may listen at a port that a broker has registered.
 
-What must stay true: what passes here has all that the cockpit uses, of the types that it expects, so that no answer is
-taken for a fault of this program.
+What must stay true: an accepted answer has all fields that the cockpit uses, with the expected types, so that no answer
+can look like a programming error.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class WaitingEvent(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """What the controller has for a broker."""
+    """The controller's request queue for a broker."""
 
     broker_id: int
     epoch: int
@@ -106,7 +106,8 @@ class Numbers(msgspec.Struct):
 
 
 def status_of(answer: bytes) -> Mapping[str, Any]:
-    """The answer of /controller?brief: a `Status` of a broker that is active. Raises WrongAnswer."""
+    """The answer of /controller?brief, with the fields of `Status` if the broker is the active controller. Raises
+    WrongAnswer."""
     found = _object(answer)
     _check(found, Who, "The controller's status")
     if found["active"]:
@@ -122,8 +123,7 @@ def numbers_of(answer: bytes) -> Mapping[str, Any]:
 
 
 def record_of(line: bytes) -> Mapping[str, Any]:
-    """A line of /controller/events: a record of the controller, or of the kind idle or missed, which are the stream's.
-    Raises WrongAnswer."""
+    """A line of /controller/events: a controller record, or the stream's own idle or missed. Raises WrongAnswer."""
     found = _object(line)
     if found.get("kind") not in ("idle", "missed") and not is_record(found):
         raise WrongAnswer("A record is not as klamm has it, so the program at the port is not klamm.")

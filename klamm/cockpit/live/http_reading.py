@@ -1,8 +1,8 @@
-"""Reads what a klamm broker serves over HTTP, without holding the loop: a whole answer, or lines as they come.
-Commands have no loop to hold; they read with klamm.access.http_reading.
+"""Reads a klamm broker's HTTP answers without blocking the loop: whole answers, or lines as they come. Commands, which
+have no loop, read with klamm.access.http_reading.
 
-What must stay true: an answer has a bound on its length and its time, and a line on its length. What answers may be any
-program: brokers of Apache Kafka register the port of their JMX.
+What must stay true: the length and time of an answer and the length of a line are bounded. Any program may answer:
+brokers of Apache Kafka register their JMX port.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from klamm.access.http_reading import WrongAnswer
 from klamm.processes.tool_errors import ToolError, describe_os_error
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-# A record of klamm's controller has some hundred bytes, and one that lists all brokers some thousand.
+# A record of klamm's controller has some hundred bytes; a record that lists all brokers has some thousand.
 MAX_LINE_BYTES: Final = 128 * 1024
 READ_BYTES: Final = 256 * 1024
 
@@ -72,7 +72,7 @@ async def _pieces(host: str, port: int, path: str) -> AsyncGenerator[bytes, None
             event = connection.next_event()
             if event is h11.NEED_DATA:
                 if came:
-                    # All that came at once in one piece, in however many chunks it is.
+                    # Chunks that arrived together are passed on together.
                     yield bytes(came)
                     came.clear()
                 connection.receive_data(await reader.read(READ_BYTES))

@@ -1,8 +1,8 @@
-"""Whether each broker of a live cluster answers: each is asked for a little every second, on a connection of its own.
+"""Whether each broker of a live cluster answers: each gets a small request every second, on a connection of its own.
 
 What must stay true:
-- A broker that does not answer is known as such after `SILENT_S` and a second, and delays nothing else.
-- A silence is counted only while this process runs: one that was suspended, or very busy, takes no broker for silent.
+- A broker that does not answer counts as silent after `SILENT_S` and a second, and delays nothing else.
+- Only time in which this process runs counts, so a suspended or very busy process takes no broker for silent.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ SILENT_S: Final = 5.0
 
 
 class Heard(NamedTuple):
-    """What is heard of a broker. `at_ms` is the time of its last answer, None without one; `why_not` says why it does
-    not answer now, None while it does; `controller_id` is the controller that it named last, -1 before it has been told
+    """The pulse of a broker. `at_ms` is the time of its last answer, or None. `why_not` says why it does not answer
+    now, None while it answers. `controller_id` is the controller that it named last, -1 before a controller has told it
     of the cluster."""
 
     at_ms: int | None = None
@@ -36,7 +36,7 @@ class Heard(NamedTuple):
 
 
 class Pulse:
-    """Asks the brokers at `addresses`, which may change. `changed` is called when one has begun or ceased to answer."""
+    """Asks the brokers at `addresses`, which may change. Calls `changed` when a broker starts or stops answering."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Pulse:
         self.heard = {broker_id: each for broker_id, each in self.heard.items() if broker_id in kept}
 
     async def ask_once(self) -> None:
-        """Asks each broker once. Takes as long as the slowest, `SILENT_S` at most."""
+        """Asks each broker once. Takes as long as the slowest broker, at most `SILENT_S`."""
         await asyncio.gather(*(self._ask(*each, is_kept=False) for each in self._addresses().items()))
 
     async def _keep_asking(self, broker_id: int, address: "Address") -> None:
@@ -86,7 +86,7 @@ class Pulse:
             await asyncio.sleep(EVERY_S)
 
     async def _ask(self, broker_id: int, address: "Address", *, is_kept: bool) -> None:
-        """Returns when the broker does not answer; with `not is_kept` after its first answer, too."""
+        """Asks until the broker does not answer; without `is_kept`, until its first answer."""
         connection = None
         try:
             connection = await _in_time(self._client.own_connection(address))
@@ -118,7 +118,7 @@ class Pulse:
 
 
 async def _in_time(asked: Awaitable[T]) -> T:
-    """The answer. Raises TimeoutError, after as many steps of waiting as `SILENT_S` has."""
+    """The answer. Raises TimeoutError after the waiting steps of `SILENT_S`."""
     task = asyncio.ensure_future(asked)
     try:
         for _ in range(round(SILENT_S / STEP_S)):

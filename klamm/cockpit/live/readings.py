@@ -1,9 +1,9 @@
 """One kind of look at a cluster, repeated: its newest value, when it was read, and whether it is still known.
 
 What must stay true:
-- Looks of one kind never overlap, and take no more than a part of the time: in a large cluster, where a look takes a
-  second, it is rarer, up to `MOST_BETWEEN_S`.
-- A value is known only while its source answers and looks come in time. What was read before is kept with its time.
+- Looks of one kind never overlap, and take only a part of the time: in a large cluster, where a look takes a second,
+  looks are rarer, up to `MOST_BETWEEN_S` apart.
+- A value is current only while its source answers and looks come in time. An outdated value is kept with its time.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from klamm.processes.tool_errors import ToolError
 
 T = TypeVar("T")
 
-# The part of the time that looks may take whose cost grows with the cluster, and others.
+# The part of the time that looks may take: looks whose cost grows with the cluster, and other looks.
 LARGE_SHARE: Final = 0.05
 SMALL_SHARE: Final = 0.5
-# The part of the time when something is known to have changed.
+# The part of the time that looks may take after a known change.
 HURRIED_SHARE: Final = 0.2
-# The next look comes within this time, also behind one that was slow because a broker hung.
+# The next look comes within this time, even after a look that was slow because a broker hung.
 MOST_BETWEEN_S: Final = 30.0
-# An answer that takes longer does not come.
+# The time limit of a look.
 LOOK_TIMEOUT_S: Final = 20.0
-# How late a look may be until its value is no longer known, beside twice the time that the last one took.
+# How late a look may be before its value is outdated, besides twice the duration of the last look.
 LATE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dated(Generic[T]):
-    """What was read last, and when; `why_not` says why that is not known now, None while it is."""
+    """The value that was read last, and when. `why_not` says why it is outdated; None while it is current."""
 
     value: T | None = None
     at_ms: int | None = None
@@ -40,17 +40,17 @@ class Dated(Generic[T]):
 
     @property
     def now(self) -> T | None:
-        """The value, while it is known."""
+        """The value while it is current, else None."""
         return self.value if self.why_not is None else None
 
     def described(self) -> dict[str, Any]:
-        """The date, for a document."""
+        """The time of the reading, for a document."""
         return {"at_ms": self.at_ms, "why_not": self.why_not}
 
 
 class Reading(Generic[T]):
-    """`look` gives the value, or raises ToolError, ClientError or KafkaError. `why_silent` says why the source does not
-    answer at all, if that is known from elsewhere."""
+    """Repeats one kind of look. `look` returns the value, or raises ToolError, ClientError or KafkaError. `why_silent`
+    says why the source does not answer at all, if another reading knows it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Reading(Generic[T]):
 
     @property
     def why_not(self) -> str | None:
-        """Why `value` is not known now; None while it is."""
+        """Why `value` is outdated; None while it is current."""
         why = self._why_silent() or self._failed
         if why is None and asyncio.get_running_loop().time() > self._due_s + LATE_S + 2 * self._took_s:
             why = "There has been no answer in time."
@@ -86,7 +86,7 @@ class Reading(Generic[T]):
         return Dated(self.value, self._at_ms, self.why_not)
 
     async def renew(self) -> None:
-        """Looks, if it is time."""
+        """Looks if a look is due."""
         loop = asyncio.get_running_loop()
         async with self._turn:
             began_s = loop.time()
@@ -107,7 +107,7 @@ class Reading(Generic[T]):
             if self._failed is None:
                 self._took_s = took_s
             else:
-                share = SMALL_SHARE  # It has waited, not worked: what is there again is seen soon.
+                share = SMALL_SHARE  # The look has waited, not worked: a source that is back is seen soon.
             self._due_s = began_s + max(self._every_s, min(took_s / share, MOST_BETWEEN_S))
 
     async def keep(self) -> None:
@@ -123,5 +123,5 @@ class Reading(Generic[T]):
             await asyncio.sleep(max(self._every_s, min(self._took_s / HURRIED_SHARE, self._due_s - loop.time())))
 
     def hurry(self) -> None:
-        """Something has changed that only a look shows: the next one comes soon."""
+        """Makes the next look soon, after a change that only a look shows."""
         self._hurry.set()

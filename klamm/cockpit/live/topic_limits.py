@@ -1,7 +1,7 @@
-"""What the configs of topics say about in-sync replicas and throttles, for the findings of the page.
+"""The topic configs about in-sync replicas and throttles, for the page's findings.
 
-What must stay true: a look takes about `LOOK_S`, however many topics there are: it begins where the last one has
-ended. A broker reads the configs of each topic from ZooKeeper, which takes 0.15 ms a topic (measured).
+What must stay true: a look takes about `LOOK_S`, however many topics there are: it begins where the last look ended. A
+broker reads each topic's configs from ZooKeeper, which takes 0.15 ms a topic (measured).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ LOOK_S: Final = 1.0
 
 
 class TopicLimitsInTurns:
-    """The newest limits of the topics, of many topics some at each look."""
+    """The newest limits of the topics. With many topics, each look reads some of them."""
 
     def __init__(self, client: "ClusterClient") -> None:
         self._client = client
@@ -27,7 +27,7 @@ class TopicLimitsInTurns:
         self._throttled: dict[str, dict[str, str]] = {}
 
     async def read(self, topics: Sequence[str]) -> "TopicLimits":
-        """The limits of those of `topics` that were read. Raises ClientError."""
+        """The limits of `topics`, as far as they were read. Raises ClientError."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + LOOK_S
         trouble = None

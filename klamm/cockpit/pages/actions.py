@@ -1,18 +1,17 @@
-"""`POST /api/actions/plan` and `/api/actions/run`: the three changes that the page can make, with `--allow-changes`.
+"""`POST /api/actions/plan` and `/api/actions/run`: the three changes that the page can make with `--allow-changes`.
 
 | action              | also in the body   | what                                                      |
 |---------------------|--------------------|-----------------------------------------------------------|
-| move_controller     |                    | makes the controller resign, so that one is elected anew  |
+| move_controller     |                    | makes the controller resign, so that a new one is elected |
 | elect_preferred     | topic, partition   | elects the preferred leader of a partition                |
 | cancel_reassignment | topic, partition   | the partition keeps the replicas from before              |
 
-`plan` changes nothing: it says what will happen, the command that does the same, and gives a confirmation. `run` takes
-that confirmation, once.
+`plan` changes nothing. It returns what will happen, the command that does the same, and a confirmation for `run`.
 
 What must stay true:
-- Nothing changes without a confirmation, and a confirmation makes its change once: who sends it again gets the same
-  answer. It is for what `plan` has shown; if that is no longer so, nothing changes.
-- Without `--allow-changes` there is no confirmation.
+- Nothing changes without a confirmation. A confirmation makes its change once; sent again, it gets the same answer.
+- If the cluster no longer is as `plan` has shown it, the confirmation changes nothing.
+- Without `--allow-changes` no confirmation is given.
 """
 
 import asyncio
@@ -46,14 +45,14 @@ NOT_ALLOWED: Final = (
 )
 MOST_OFFERS: Final = 100
 OFFER_S: Final = 300.0
-# How long the page waits for a broker to tell of an election, and how often it asks.
+# How long the page waits until a broker knows of an election, and how often it asks.
 TOLD_S: Final = 5.0
 SECONDS_BETWEEN_LOOKS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will happen, the command that does the same, and the change itself, which returns what it did."""
+    """What will happen, the command that does the same, and the change, which returns what was done."""
 
     what: tuple[str, ...]
     command: str
@@ -68,7 +67,7 @@ class _Offer:
 
 
 class Offers:
-    """The confirmations that were given out, the newest of them."""
+    """The newest confirmations that were given out."""
 
     def __init__(self) -> None:
         self._offers: dict[str, _Offer] = {}
@@ -208,10 +207,10 @@ async def _elect(client: ClusterClient, key: TopicPartition, reach: Sequence[str
 
 
 async def _told(client: ClusterClient, key: TopicPartition, before_epoch: int) -> None:
-    """Returns when a broker that is asked knows of the election, so that the page does not show the former leader.
+    """Returns when one broker knows of the election, so that the page does not show the former leader.
 
-    The controller answers before the other brokers have heard of it. The client keeps what is newest, so one is enough.
-    A broker that is not told in time does not make the election undone.
+    The controller answers before the other brokers know of the election. One broker is enough, because the client keeps
+    the newest metadata. A timeout is no error: the election is done.
     """
     with contextlib.suppress(TimeoutError, ClientError, KafkaError):
         async with asyncio.timeout(TOLD_S):

@@ -1,6 +1,6 @@
 """`/api/configs?topic=` or `?broker=`: configurations with their sources and synonyms.
 
-Brokers send no value of a sensitive configuration.
+Brokers never send the value of a sensitive configuration.
 """
 
 from typing import Any

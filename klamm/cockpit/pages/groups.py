@@ -1,5 +1,5 @@
-"""`/api/groups`: the groups, or with `group=` one with its members, their assignment, and the lag of each partition;
-`/api/transactions`: the transactional ids, or with `id=` one with the partitions that it writes to."""
+"""`/api/groups`: all groups, or with `group=` one group with its members, their assignment and the lag of each
+partition. `/api/transactions`: all transactional ids, or with `id=` one id with the partitions that it writes to."""
 
 from dataclasses import asdict
 from typing import Any, Final

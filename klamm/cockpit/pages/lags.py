@@ -1,5 +1,5 @@
-"""How far followers are behind, on demand: `/api/lags?topic=&first=&count=` of a topic's partitions with reasons,
-`/api/lags/map?piece=` of a piece of the map of partitions (map_lags.py)."""
+"""How far followers are behind, on demand: `/api/lags?topic=&first=&count=` for a topic's partitions, with reasons, and
+`/api/lags/map?piece=` for a piece of the map of partitions (map_lags.py)."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,7 +14,7 @@ from klamm.net.http import JSON, Answer, Handler, Request
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
-# About as many rows as a screen shows.
+# About the number of rows on a screen.
 MOST_PARTITIONS: Final = 200
 
 
@@ -43,8 +43,8 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
 
 
 def _lags(key: TopicPartition, partition: PartitionView, ends: Mapping[int, int | KafkaError]) -> dict[str, Any]:
-    """`lags` are [broker, records behind the leader's end] of each follower, null where an end is not known; then
-    `why_not` are [broker, reason]."""
+    """`lags` has [broker, records behind the leader's log end] for each follower, null where a log end is unknown;
+    `why_not` then has [broker, reason]."""
     known = {broker_id: end for broker_id, end in ends.items() if isinstance(end, int)}
     end = known.get(partition.leader)
     followers = [each for each in partition.replicas if each != partition.leader]

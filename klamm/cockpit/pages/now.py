@@ -1,7 +1,7 @@
 """`/api/now`: what the cluster and its controller do at this moment; `/api/partitions`: the map of partitions;
-`/api/problems`: the partitions that something is wrong with, in groups;
-`/api/controller/records?before=&limit=`: what controllers have recorded, as far as brokers still have it: the newest
-records, or those before the one that `before` names by epoch, controller and sequence, such as 7.1.20."""
+`/api/problems`: the partitions with problems, in groups;
+`/api/controller/records?before=&limit=`: the controllers' records that brokers still have: the newest records, or those
+before the record that `before` names by epoch, controller and sequence, such as 7.1.20."""
 
 import asyncio
 import re

@@ -1,5 +1,5 @@
-"""`/api/topics`: the topics (with `filter`, those whose names have it) with records and sizes, or with `topic=` the
-partitions of one with their leaders, ISRs, offsets and sizes. `from` is the number of the first that is shown.
+"""`/api/topics`: the topics with records and sizes, or with `topic=` one topic's partitions with their leaders, ISRs,
+offsets and sizes. `filter` is a part of the topics' names; `from` is the number of the first row.
 
 What must stay true: a request asks the brokers for the offsets and sizes of a bounded number of partitions. The list
 comes from the map of partitions, so that no request reads the metadata of all topics again.
@@ -30,11 +30,11 @@ from klamm.protocol.vocabulary import (
     TopicPartition,
 )
 
-# At most this many topics stand in a list, and this many partitions of one topic.
+# A list has at most this many topics, or partitions of one topic.
 MOST_SHOWN: Final = 100
-# For all topics of a list together: offsets and sizes of later partitions are not asked for.
+# A list asks for the offsets and sizes of this many partitions, of all its topics together.
 MOST_PARTITIONS: Final = 5_000
-# A rate is over at least this long.
+# A rate is measured over at least this time.
 RATE_OVER_S: Final = 2.0
 
 
@@ -53,13 +53,13 @@ def routes(cockpit: Cockpit) -> dict[str, Handler]:
 
 
 class Rates:
-    """How fast the end offsets of topics grow between looks. Only the topics of the last look are known."""
+    """How fast the end offsets of topics grow between looks. The topics with the newest looks are kept."""
 
     def __init__(self) -> None:
         self._looks: OrderedDict[str, tuple[float, int, float | None]] = OrderedDict()
 
     def look(self, topic: str, at_s: float, ends: int) -> float | None:
-        """Records a second since an earlier look; None at the first. `ends` is the sum of the end offsets."""
+        """Records per second since an earlier look; None at the first look. `ends` is the sum of the end offsets."""
         last_s, last_ends, rate = self._looks.get(topic, (at_s, ends, None))
         if at_s - last_s >= RATE_OVER_S and ends >= last_ends:
             rate = round((ends - last_ends) / (at_s - last_s), 1)
@@ -73,14 +73,14 @@ class Rates:
 
 
 class Selected(NamedTuple):
-    """The topics whose names contain a text: their sums, and those of one page with their partitions."""
+    """The topics whose names contain a text: their totals, and the topics of one page with their partitions."""
 
     totals: dict[str, int]
     shown: dict[str, dict[int, PartitionView]]
 
 
 def selected(found: PartitionMap, part: str, first: int) -> Selected:
-    """Looks at every partition of the cluster: in a thread, of a `snapshot`."""
+    """Looks at every partition of the cluster: call it in a thread, on a `snapshot`."""
     totals = dict.fromkeys(("topics", "internal", "partitions", "replicas", "offline", "under_replicated"), 0)
     shown: dict[str, dict[int, PartitionView]] = {}
     for name, partitions in found.topics():
@@ -111,7 +111,7 @@ async def _list(client: ClusterClient, found: PartitionMap, part: str, first: in
     at_s = asyncio.get_running_loop().time()
 
     def numbers(name: str, partitions: Mapping[int, PartitionView]) -> dict[str, Any]:
-        """Null where a partition has not said it."""
+        """A number is null if it is unknown for one of the partitions."""
         mine = [TopicPartition(name, each) for each in partitions]
         first_offsets = [_offset(starts[key]) if key in starts else None for key in mine]
         end_offsets = [_offset(ends[key]) if key in ends else None for key in mine]
@@ -144,7 +144,7 @@ async def _list(client: ClusterClient, found: PartitionMap, part: str, first: in
 
 
 def _size(sizes: Mapping[str, int], leader: int) -> int:
-    """The size of the leader's log; of the largest log if the leader has not told its size."""
+    """The size of the leader's log, or of the largest log if the leader's size is unknown."""
     return sizes.get(str(leader), max(sizes.values(), default=0))
 
 
@@ -198,7 +198,7 @@ def _offset(found: ListedOffset | KafkaError) -> int | None:
 async def _sizes(
     client: ClusterClient, partitions: Mapping[TopicPartition, PartitionView], live: Container[int]
 ) -> Mapping[TopicPartition, dict[str, int]]:
-    """The size of each replica in bytes, by broker; without brokers that do not answer."""
+    """The size of each replica in bytes, by broker, without brokers that do not answer."""
     brokers = {broker_id for each in partitions.values() for broker_id in each.replicas if broker_id in live}
     sizes: dict[TopicPartition, dict[str, int]] = {}
     for broker_id, found in (await describe_log_dirs(client, sorted(brokers), partitions, retry=ONCE)).items():

@@ -1,5 +1,5 @@
-"""Time travel: the moments of a recording, and what `/api/now`, `/api/partitions`, `/api/problems` and `/api/why`
-say of them.
+"""Time travel: the moments of a recording. `/api/now`, `/api/partitions`, `/api/problems` and `/api/why` answer for a
+moment.
 
 | address                          | answer                                                                           |
 |----------------------------------|----------------------------------------------------------------------------------|
@@ -8,11 +8,11 @@ say of them.
 | `/api/recording/difference`      | `?a=&b=`: what differs between the moments after two entries                     |
 | `/api/recording/next`            | `?entry=&back=`: the next entry with a mark, or the one before                   |
 
-A moment is named by `?entry=`, the number of an entry, or by `?at=`, a time in milliseconds since 1970; without either
-it is the last one. These addresses exist while a recording is open; the others answer for a live cluster as before.
+`?entry=`, the number of an entry, or `?at=`, a time in milliseconds since 1970, names a moment; the default is the last
+moment. The addresses in the table exist only while a recording is open.
 
-What must stay true: a recording is read in a thread, one request at a time, so a long one delays neither the others nor
-the end of the server.
+What must stay true: a recording is read in a thread, one request at a time, so a long request delays neither the loop
+nor the end of the server.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from klamm.recording.state import MARKS
 T = TypeVar("T")
 
 MOST_ENTRIES = 1_000
-# At most this many changed values of a difference are sent; its words count all.
+# At most this many changed values of a difference are sent. Its words count all of them.
 MOST_CHANGED = 2_000
 MOST_BARS = 2_000
 
 
 class BadRequest(Exception):
-    """A parameter cannot be used; the message says what is allowed."""
+    """A parameter is invalid; the message says what is allowed."""
 
 
 class NotThere(Exception):
-    """What was asked for does not exist at this moment."""
+    """The requested partition or entry does not exist at this moment."""
 
 
 def routes(cockpit: Cockpit) -> dict[str, Handler]:
@@ -156,5 +156,5 @@ def _changed(change: Changed) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> Any:
-    """A value as JSON: one with named fields as an object."""
+    """A value as JSON. A value with named fields becomes an object."""
     return value._asdict() if hasattr(value, "_asdict") else value

@@ -1,4 +1,4 @@
-"""`/api/why?topic=&partition=`: why a partition is as it is, what would help, and who decided what, in order."""
+"""`/api/why?topic=&partition=`: the reasons for a partition's state, remedies, and the decisions about it in order."""
 
 from klamm.cockpit.page_api import Cockpit, json_response, live_client, moving_of, partition, with_errors
 from klamm.cockpit.partition_facts import Reach, read_partition, read_story

@@ -1,6 +1,6 @@
-"""A recording as the source of pages: the documents of a live cluster, made of a moment's state.
+"""A recording as the source of pages: the documents of a live cluster, made from the state at a moment.
 
-What must stay true: what a recording does not have is null in a document, with the reason beside it.
+What must stay true: a value that a recording lacks is null in a document, with the reason beside it.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 NOT_RECORDED: Final = "A recording has no measurements of brokers."
 NO_GROUPS: Final = "A recording has no groups."
-# At most this many partitions or topics stand in a list of a document.
+# A list in a document has at most this many partitions or topics.
 LISTED: Final = 100
 
 
 class RecordedCluster:
-    """The `Source` of a recording. Its document Now is that of the last moment."""
+    """The `Source` of a recording. Its Now document is that of the last moment."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
@@ -83,7 +83,7 @@ class RecordedCluster:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Makes an error of the recording one that pages answer with."""
+    """Turns an error of the recording into an error that pages can answer with."""
     try:
         yield
     except RecordingError as error:
@@ -91,7 +91,7 @@ def _told() -> Iterator[None]:
 
 
 def now_document(recording: Recording, number: int) -> dict[str, Any]:
-    """The document Now of the moment after this entry. Raises RecordingError."""
+    """The Now document of the moment after this entry. Raises RecordingError."""
     state, entry = recording.moment(number), recording.entry(number)
     controller = state.controller
     host = None if controller not in state.brokers else state.brokers[controller].host
@@ -154,7 +154,7 @@ def partition_view(moment: PartitionMoment, offline: tuple[int, ...] = ()) -> Pa
 
 
 def machines(state: State) -> dict[str, dict[str, int]]:
-    """How many partitions and replicas are in which state, as ZooKeeper shows them, under Kafka's names."""
+    """How many partitions and replicas are in each state, from ZooKeeper's data, under Kafka's names."""
     partitions: Counter[str] = Counter()
     replicas: Counter[str] = Counter()
     for partition in state.partitions.values():
@@ -230,7 +230,7 @@ def _waits_for(state: State, partition: PartitionMoment) -> str:
 
 
 def _findings(state: State) -> list[dict[str, Any]]:
-    """What an operator would have seen first. The moment is over: nothing helps it."""
+    """The findings at this moment, without remedies: the moment is over."""
     brokers = {each: BrokerFacts(each, (known.host, known.port), known.rack) for each, known in state.brokers.items()}
     partitions = {TopicPartition(*key): partition_view(each) for key, each in state.partitions.items()}
     view = ClusterView({}, partitions, controller_id=NO_LEADER if state.controller is None else state.controller)
@@ -256,7 +256,7 @@ def entry_document(entry: NumberedEntry) -> dict[str, Any]:
 
 
 def _text(entry: Json) -> str:
-    """What an entry says that has no text of its own."""
+    """The text of an entry that brings none."""
     try:
         if entry["kind"] in ("znode", "znode_deleted"):
             version = f" has version {entry.get('version')}" if entry["kind"] == ZNODE else " is deleted"

@@ -1,12 +1,12 @@
-"""Why a partition is as it is at a moment of a recording: the answer of `partition_facts` and `story` about a live
-cluster, made of the recording's entries.
+"""The reasons for a partition's state at a moment of a recording. The answer is that of `partition_facts` and `story`
+for a live cluster, made from the recording's entries.
 
 What must stay true:
-- A recording has no configurations, log ends and throttles. What an answer lacks of them it says.
+- A recording has no configurations, log ends and throttles. An answer says what it lacks.
 - Remedies have no command: the moment is over, and the cluster may be gone.
-- Records of controllers are in the order of their epochs and numbers, as in a live story. They take the places that
-  they have in the recording, between the versions of znodes.
-- A file is not trusted: an entry that lacks a field is a line without it.
+- Controller records are in the order of their epochs and numbers, as in a live story, in the places that such records
+  have among the znode versions of the recording.
+- A file is not trusted: an entry that lacks a field becomes a line without that field.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,13 +34,13 @@ NO_RECORDS: Final = (
     "The recording has no record of a klamm controller about this partition, so this is the story of its znodes. They"
     " show each decision, and not what was tried before it."
 )
-# The events in which a controller marks a replica as offline whose broker is live.
+# The events in which a controller marks replicas of live brokers as offline.
 _DISK_FAILED: Final = "LeaderAndIsrResponseReceived"
 _SHUTS_DOWN: Final = "ControlledShutdown"
 
 
 def why_document(recording: Recording, topic: str, partition: int, number: int) -> dict[str, Any] | None:
-    """What `/api/why` answers about the moment after this entry; None for a partition that does not exist then.
+    """The answer of `/api/why` for the moment after this entry; None for a partition that does not exist then.
 
     Raises RecordingError.
     """
@@ -111,7 +111,7 @@ def _in_order(entries: Sequence[NumberedEntry]) -> Iterator[NumberedEntry]:
 
 
 def _number(entry: Json) -> tuple[int, int, int] | None:
-    """Where a record stands among those of all controllers; None for other entries."""
+    """The position of a record among those of all controllers; None for other entries."""
     found = tuple(_said(entry, name, int) for name in ("epoch", "controller", "sequence"))
     epoch, controller, sequence = found
     if entry["kind"] not in RECORD_KINDS or epoch is None or controller is None or sequence is None:
@@ -130,7 +130,7 @@ def _said(entry: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
 
 @dataclass
 class _Told:
-    """What the entries about a partition have told so far, given one after the other."""
+    """What the entries about a partition have told so far. Takes them one after the other."""
 
     key: TopicPartition
     has_records: bool = False
@@ -215,7 +215,7 @@ class _Told:
             self._controllers[line.controller_epoch] = controller
         replica, leader = _said(record, "replica", int), _said(record, "leader", int)
         if event == _SHUTS_DOWN and line.is_failed and leader is not None:
-            # The leader's successor was looked for, and none was found.
+            # The controller found no successor for the leader.
             self.shutting_down[leader] = None
         if replica is not None and not line.is_failed:
             self._replica(replica, event, line)

@@ -10,7 +10,7 @@ from klamm.protocol.primitives import MAX_STRING_BYTES
 
 # A member id is a client's or an instance's id plus a dash and a UUID.
 MEMBER_ID_SUFFIX_BYTES = 37
-# Kafka has no limit; clients name the few assignors that they have.
+# Kafka has no limit. Clients send only a few assignors.
 MAX_PROTOCOLS = 100
 
 
@@ -29,7 +29,8 @@ def is_legal_group_id(group_id: str, may_be_empty: bool) -> bool:
 
 
 def has_room(group: Group, member_id: str, max_size: int) -> bool:
-    """While members join, only joined members count, so the last ones are refused after group.max.size was lowered."""
+    """Whether the group has room for the member. During a rebalance only members that have joined count, so a lowered
+    group.max.size refuses the last to join."""
     if group.state in (GroupState.EMPTY, GroupState.DEAD):
         return True
     member = group.members.get(member_id)

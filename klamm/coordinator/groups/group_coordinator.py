@@ -1,8 +1,8 @@
 """The group coordinator: the requests of members and of admin clients about groups (KIP-62, 98, 345, 394, 447,
 496).
 
-`admission` refuses requests, `rebalance` moves groups between generations, `GroupMetadataManager` stores them. This
-module holds what each request does. The effect depends on the group's state:
+`admission` refuses requests, `rebalance` moves groups between generations, and `GroupMetadataManager` stores groups.
+This module carries out the requests. The effect depends on the group's state:
 
 | state               | JoinGroup of a member    | SyncGroup             | Heartbeat             | OffsetCommit        |
 |---------------------|--------------------------|-----------------------|-----------------------|---------------------|
@@ -16,8 +16,8 @@ module holds what each request does. The effect depends on the group's state:
 
 What must stay true:
 - Every request is answered once: immediately, or when the rebalance that it waits for continues. A client that
-  disconnects changes nothing for the others.
-- A request acts for a member only with the member id, instance id and generation that the member was given.
+  disconnects does not affect the others.
+- A request acts for a member only with the member id, instance id and generation of that member.
 
 Source: kafka.coordinator.group.GroupCoordinator; the errors and their order are the same.
 """
@@ -71,9 +71,9 @@ DEAD_GROUP = GroupSummary(GroupState.DEAD, "", "", ())
 
 
 class GroupCoordinator:
-    """Between `start` and `stop` it coordinates the groups of the partitions that it was elected for.
+    """Coordinates the groups of the partitions that it was elected for, between `start` and `stop`.
 
-    `on_failure` gets the faults of the program in work that no request waits for.
+    `on_failure` gets programming errors in work that no request waits for.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class GroupCoordinator:
 
     @property
     def waiting_count(self) -> int:
-        """How many joins, syncs and heartbeats are pending."""
+        """The number of pending joins, syncs and heartbeats."""
         return self.rebalances.waiting_count
 
     # -- partitions of __consumer_offsets ----------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class GroupCoordinator:
             group.state is GroupState.COMPLETING_REBALANCE
             or (group.state is GroupState.STABLE and not group.is_leader(member_id))
         ):
-            # The member lost its answer, or only asks for the current generation.
+            # The member did not get its answer, or only asks for the current generation.
             return group.joined(member_id)
         self.rebalances.update_member(group, member, says, on_joined)
         return None
@@ -230,7 +230,7 @@ class GroupCoordinator:
         protocol_name: str | None,
         assignments: Mapping[str, bytes],
     ) -> SyncResult:
-        """Returns when the leader's assignment is in the log. `assignments`: by member id, sent by the leader."""
+        """Returns when the leader's assignment is in the log. The leader sends `assignments`, by member id."""
         error = self._group_error(group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             # The pending rebalance is lost, and older clients do not expect COORDINATOR_LOAD_IN_PROGRESS.
@@ -280,9 +280,9 @@ class GroupCoordinator:
     def leave_group(
         self, group_id: str, members: Sequence[tuple[str, str | None]]
     ) -> Steps[tuple[ErrorCode, list[tuple[str, str | None, ErrorCode]]]]:
-        """`members`: (member id, instance id); a static member may be named by its instance id alone.
+        """`members` are (member id, instance id). A static member may be named by its instance id alone.
 
-        After an error of the whole request some may have left.
+        After an error of the whole request some members may have left.
         """
         left: list[tuple[str, str | None, ErrorCode]] = []
         while True:
@@ -321,7 +321,7 @@ class GroupCoordinator:
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
             return dict.fromkeys(offsets, error)
-        # Takes several steps if the offsets are many, so it comes before the group is looked at.
+        # Takes several steps for many offsets, so it comes before the checks of the group.
         prepared = await in_slices(self._manager.prepare_offsets(group_id, offsets))
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
@@ -352,7 +352,7 @@ class GroupCoordinator:
     ) -> dict[PartitionKey, ErrorCode]:
         """Returns when the offsets are in the log. They become visible with the transaction's COMMIT marker.
 
-        Without a generation (negative) and a member id (empty) the client need not be a member (before KIP-447).
+        With a negative generation and an empty member id the client need not be a member (before KIP-447).
         """
         error = self._group_error(group_id) or producer_error(producer)
         if error is not None:
@@ -370,8 +370,8 @@ class GroupCoordinator:
     def transaction_ended(
         self, partition: int, producer_id: int, marker_offset: int, *, is_committed: bool
     ) -> Steps[None]:
-        """A marker is in a partition of __consumer_offsets, at `marker_offset`, on all in-sync replicas: the offsets of
-        the transaction become visible, or are dropped; in steps. Answer WriteTxnMarkers afterwards."""
+        """Makes a transaction's offsets visible, or drops them, in steps. Its marker must be at `marker_offset` of a
+        partition of __consumer_offsets, on all in-sync replicas. Answer WriteTxnMarkers afterwards."""
         return self._manager.transaction_ended(partition, producer_id, marker_offset, is_committed)
 
     def partitions_of_group(self, group_id: str) -> list[PartitionKey]:
@@ -382,7 +382,7 @@ class GroupCoordinator:
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[PartitionKey] | None, *, require_stable: bool
     ) -> tuple[ErrorCode, dict[PartitionKey, tuple[ErrorCode, OffsetAndMetadata | None]]]:
-        """The committed offsets of the partitions (None: of all with an offset); None for a partition without one.
+        """The committed offsets of the partitions, or of all partitions that have one; None for partitions without one.
 
         With `require_stable`, a partition with a pending commit gets UNSTABLE_OFFSET_COMMIT (KIP-447).
         """
@@ -407,7 +407,7 @@ class GroupCoordinator:
     ) -> Steps[tuple[ErrorCode, dict[PartitionKey, ErrorCode]]]:
         """Deletes committed offsets; refused for topics that a member subscribes to (KIP-496).
 
-        After an error of the whole request some may have been deleted.
+        After an error of the whole request some offsets may have been deleted.
         """
         errors: dict[PartitionKey, ErrorCode] = {}
         topics = dict.fromkeys(topic for topic, _ in partitions)
@@ -438,7 +438,7 @@ class GroupCoordinator:
             return error
         group = self._manager.get(group_id)
         if group is None or group.state is GroupState.DEAD:
-            # An empty group goes with its last offset.
+            # An Empty group is removed with its last offset.
             if ErrorCode.NONE not in errors.values():
                 return ErrorCode.GROUP_ID_NOT_FOUND
             errors |= dict.fromkeys(partitions, ErrorCode.NONE)
@@ -495,7 +495,7 @@ class GroupCoordinator:
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str]) -> tuple[ErrorCode, list[Group]]:
-        """The groups in one of the states, or all groups without states. COORDINATOR_LOAD_IN_PROGRESS: the list may be
+        """The groups in one of `states`, or all groups if it is empty. COORDINATOR_LOAD_IN_PROGRESS: the list may be
         incomplete."""
         if not self._is_active:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, []

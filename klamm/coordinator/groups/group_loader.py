@@ -4,9 +4,9 @@ Most records of a log that is not compacted yet are outdated. So only the newest
 remaining records are decoded at the end.
 
 What must stay true:
-- Of equal keys the record with the highest offset counts, whether a transaction wrote it or not.
-- The records of a transaction count from its COMMIT marker on. Those of a transaction without a marker are pending,
-  except those that were deleted since.
+- Among records with equal keys the highest offset counts, whether a transaction wrote the record or not.
+- The records of a transaction count from its COMMIT marker on. The records of a transaction without a marker are
+  pending, unless they were deleted since.
 - A broken record affects no other record. A key of an unknown kind, which a newer Kafka may have written, is skipped,
   with one warning for the partition.
 - No group is returned before all of the log has been read.
@@ -32,7 +32,7 @@ from klamm.coordinator.ports import LogBatch
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 
-# The number of records that a step decodes: a few milliseconds.
+# How many records a step decodes, in a few milliseconds.
 RECORDS_PER_SLICE = 1000
 
 _OLDEST_OFFSET_KEY = b"\x00\x00"
@@ -54,7 +54,7 @@ class Records(NamedTuple):
 
 
 async def load_groups(partition: int, batches: AsyncIterator[LogBatch], now_ms: int) -> dict[str, Group]:
-    """The groups of a partition, by id. Groups that only have offsets are Empty since `now_ms`.
+    """The groups of a partition, by id. A group without a group record is Empty since `now_ms`.
 
     Raises the errors of `batches`.
     """
@@ -62,7 +62,7 @@ async def load_groups(partition: int, batches: AsyncIterator[LogBatch], now_ms: 
 
 
 async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
-    """The records that count at the end of the log. The loop has turns between the `batches`."""
+    """The records that count at the end of the log. The loop has turns between `batches`."""
     found = Records({}, {})
     async for batch in batches:
         if batch.is_committed is not None:
@@ -76,7 +76,7 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> Records:
         )
         for record in batch.records:
             key = record[1] or b""
-            # Only the version differs: keys of version 0 and 1 are equal otherwise.
+            # Keys of version 0 and 1 differ only in the version.
             if key.startswith(_OLDEST_OFFSET_KEY):
                 key = _OFFSET_KEY + key[2:]
             counting[key] = record
@@ -90,7 +90,7 @@ def _freed(records: LatestRecords) -> Iterator[tuple[bytes, LogRecord]]:
 
 
 def build_groups(partition: int, records: Records, now_ms: int) -> Steps[dict[str, Group]]:
-    """The groups that these records describe; in steps. Empties `records`."""
+    """The groups that these records describe, in steps. Empties `records`."""
     slices = Slices(RECORDS_PER_SLICE)
     # Groups first: offsets without a group record belong to a group that only commits.
     groups = yield from _read_groups(partition, records.latest, slices)
@@ -123,7 +123,7 @@ def build_groups(partition: int, records: Records, now_ms: int) -> Steps[dict[st
 
 
 def _read_groups(partition: int, latest: LatestRecords, slices: Slices) -> Steps[dict[str, Group]]:
-    """The groups that have a record of their own, without offsets."""
+    """The groups with a group record, without offsets."""
     groups: dict[str, Group] = {}
     unknown_versions: dict[int, None] = {}
     for key, (record_offset, _, value) in latest.items():

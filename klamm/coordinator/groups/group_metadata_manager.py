@@ -12,22 +12,21 @@ What must stay true:
 - Answers about a group reflect the whole log: a partition that could not be read to its end is never owned. It is read
   again while this broker leads it, and becomes unknown when the leadership ends.
 - Partitions load one after another, in the order of the elections, since each takes a share of the one loop.
-- A committed offset is in the log, on all in-sync replicas, before it is visible here. Between two commits the one with
-  the later record counts, whatever the order of their completion. The client may disconnect meanwhile.
+- A committed offset is in the log, on all in-sync replicas, before it is visible here. The commit with the later
+  record counts, in whatever order commits complete. The client may disconnect meanwhile.
 - An offset of a transaction is visible once the transaction's COMMIT marker is in the log, on all in-sync replicas.
-  Until it is visible it is pending, so a client that waits for transactions never reads the offset before.
+  Until then it is pending, so a client with `require_stable` never reads the offset before.
 - An append with an unknown outcome (REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND) changes nothing here, as in
   Kafka. Its client got no acknowledgement and commits again, later in the log. If the client does not, the old offset
   stays visible until the next leader loads the partition, and then the offset in the log counts. The visible offset is
   never older than an acknowledged one.
-- Tombstones are not waited for. If one is lost, it is written again when its offset or group expires again.
-
 - An append in a transaction with an unknown outcome stays pending if this broker's log has the records: the marker
-  decides, here as at the next leader.
+  decides, here and at the next leader.
+- No request waits for tombstones. A lost tombstone is written again when its offset or group expires again.
 
 Differences from Kafka: a commit that is refused for the size of its metadata does not stay pending for ever; a
-partition that was deleted and recreated has its own epochs; after a read error a partial load never passes for all
-groups.
+partition that was deleted and recreated has its own epochs; a load that a read error cut short never counts as
+complete.
 """
 
 import asyncio
@@ -61,12 +60,12 @@ LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000
 # `partition_for` returns this while the number of partitions is unknown.
 UNKNOWN_PARTITION = -1
-# The number of groups that are passed on or examined before others have the loop.
+# How many groups a step loads or unloads.
 GROUPS_PER_SLICE = 100
 
 _log = logging.getLogger(__name__)
 
-# In steps: a group may have thousands of members.
+# Works in steps: a group may have thousands of members.
 OnGroup = Callable[[Group], Steps[None]]
 
 _STORE_ERRORS: Mapping[ErrorCode, ErrorCode] = {
@@ -124,13 +123,13 @@ def _hash(text: str) -> int:
     return value - 2**32 if value >= 2**31 else value
 
 
-# Looked up here: the first use of a codec imports its module, which reads files.
+# Looked up at import: the first use of a codec imports its module, which reads files.
 _utf_16 = codecs.getencoder(f"utf-16-{'le' if sys.byteorder == 'little' else 'be'}")
 _cached_hash = lru_cache(maxsize=10_000)(_hash)
 
 
 class PreparedOffsets(NamedTuple):
-    """Offsets on their way into the log. `errors` has OFFSET_METADATA_TOO_LARGE for each of the request."""
+    """Offsets to be written to the log. `errors` has OFFSET_METADATA_TOO_LARGE for every offset of the request."""
 
     errors: dict[PartitionKey, ErrorCode]
     accepted: dict[PartitionKey, OffsetAndMetadata]
@@ -146,8 +145,8 @@ class EndedTransaction(NamedTuple):
 
 
 class GroupMetadataManager:
-    """Made while the loop runs. `partition_for` gives a group's partition, or UNKNOWN_PARTITION; `clock_ms` is the wall
-    clock. `on_partition_loaded` is called when the groups of a partition are owned."""
+    """Create it while the loop runs. `partition_for` gives a group's partition, or UNKNOWN_PARTITION; `clock_ms` is the
+    wall clock. `on_partition_loaded` is called when the groups of a partition are owned."""
 
     def __init__(
         self,
@@ -212,7 +211,7 @@ class GroupMetadataManager:
     async def store_group(self, group: Group, assignments: Mapping[str, bytes]) -> ErrorCode:
         """Writes the group as it is now, with the assignment of each member (by id).
 
-        REBALANCE_IN_PROGRESS if the group changes its state before the record is made.
+        REBALANCE_IN_PROGRESS if the group changes its state before the record is built.
         """
         generation_id, state = group.generation_id, group.state
         record = group_metadata_key(group.group_id), await in_slices(group_metadata_steps(group, assignments))
@@ -230,7 +229,7 @@ class GroupMetadataManager:
     def prepare_offsets(
         self, group_id: str, offsets: Mapping[PartitionKey, OffsetAndMetadata]
     ) -> Steps["PreparedOffsets"]:
-        """The offsets that may be committed, and their records."""
+        """The offsets that can be committed, and their records."""
         prepared = PreparedOffsets(dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE), {}, [])
         slices = Slices(OFFSETS_PER_SLICE)
         for partition, offset in offsets.items():
@@ -320,7 +319,7 @@ class GroupMetadataManager:
     def transaction_ended(
         self, partition: int, producer_id: int, marker_offset: int, is_committed: bool
     ) -> Steps[None]:
-        """The marker is in the log, on all in-sync replicas: its transaction ends, in steps."""
+        """Ends a transaction whose marker is in the log on all in-sync replicas, in steps."""
         ended = EndedTransaction(producer_id, marker_offset, is_committed)
         if partition in self._loading:
             self._ended.setdefault(partition, []).append(ended)
@@ -358,7 +357,7 @@ class GroupMetadataManager:
     # -- elections --------------------------------------------------------------------------------------------------
 
     def become_leader(self, partition: int, coordinator_epoch: int, on_loaded: OnGroup) -> None:
-        """This broker leads the partition: its groups are loaded, and `on_loaded` gets each one before other code does.
+        """This broker leads the partition: its groups are loaded. `on_loaded` gets each group before any other code.
 
         Older epochs are ignored. A newer epoch changes nothing for an owned or loading partition: without `resign` in
         between no other broker has written to the log.
@@ -369,10 +368,10 @@ class GroupMetadataManager:
             self._loading[partition] = start_task(self._load(partition, on_loaded), self._on_failure)
 
     def resign(self, partition: int, coordinator_epoch: int | None, on_unloaded: OnGroup) -> None:
-        """This broker no longer leads the partition: its groups are dropped at once, and `on_unloaded` gets each one,
-        in steps.
+        """This broker no longer leads the partition: its groups are dropped at once. `on_unloaded` gets each group, in
+        steps.
 
-        Older epochs are ignored. None: the replica was removed, and its known epoch is forgotten.
+        Older epochs are ignored. None means that the replica was removed; its known epoch is forgotten.
         """
         if not self._epochs.resigned(partition, coordinator_epoch):
             return
@@ -462,7 +461,7 @@ class GroupMetadataManager:
         """Removes the offsets that `select` names for each group. An Empty group without offsets then becomes Dead and
         is removed. Returns how many offsets were removed.
 
-        Groups that another broker coordinates, or is about to, are left alone.
+        Leaves groups alone that another broker coordinates, or is about to coordinate.
         """
         return sum(
             self._clean(group, select)

@@ -1,4 +1,4 @@
-"""Metrics of a coordinator's groups, under Kafka's names. The groups are counted when a metric is read."""
+"""Metrics of a coordinator's groups, under Kafka's names. Each value is counted when the metric is read."""
 
 from klamm.base.metrics import MetricName, Metrics
 from klamm.coordinator.groups.group import GroupState

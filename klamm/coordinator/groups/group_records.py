@@ -13,9 +13,9 @@ begin with an int32 length or count.
 |        |                                         | session timeout int32, subscription bytes, assignment bytes] |
 
 What must stay true:
-- All versions (keys 0 to 2, values 0 to 3) are read. Writing uses the versions that Kafka uses from
-  inter.broker.protocol.version 2.4 on, the oldest that klamm supports: keys 1 and 2, value 3; value 1 for an offset
-  with its own expire timestamp, although that version has no leader epoch.
+- All versions can be read: keys 0 to 2, values 0 to 3. Records are written in the versions that Kafka uses from
+  inter.broker.protocol.version 2.4 on, the oldest that klamm supports: keys 1 and 2, value 3. An offset with its own
+  expire timestamp is written in value version 1, although that version has no leader epoch.
 - Records about the same partition of a group have equal keys, so that a later one replaces an earlier one.
 - Invalid bytes raise ValueError with the reason. Bytes after the end are ignored, as in Kafka.
 
@@ -44,11 +44,11 @@ _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 _TWO_INT64 = struct.Struct(">qq")
-# Version 3 without metadata, which is nearly every commit.
+# Version 3 without metadata, the form of nearly every commit.
 _PLAIN_OFFSET_V3 = struct.Struct(">hqihq")
 _NO_STRING = _INT16.pack(-1)
 
-# Texts may have 32,767 bytes; longer ones than topics have, clients make up to fill caches.
+# Texts may have up to 32,767 bytes. Texts longer than a topic name are not cached, so clients cannot fill the cache.
 MAX_CACHED_CHARACTERS = 249
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class GroupKey(NamedTuple):
 
 
 class UnknownKey(NamedTuple):
-    """The key of a record kind from after Kafka 2.8."""
+    """The key of a record kind from a Kafka version after 2.8."""
 
     version: int
 
@@ -111,7 +111,7 @@ def group_metadata_value(group: Group, assignments: Mapping[str, bytes]) -> byte
 
 
 def group_metadata_steps(group: Group, assignments: Mapping[str, bytes]) -> Steps[bytes]:
-    """As `group_metadata_value`, in steps. The members are those of the first step."""
+    """Like `group_metadata_value`, in steps. The members are those of the first step."""
     slices = Slices(MEMBERS_PER_SLICE)
     timestamp_ms = NO_TIMESTAMP if group.state_timestamp_ms is None else group.state_timestamp_ms
     parts = [
@@ -178,7 +178,7 @@ def read_key(data: bytes) -> Key:
 
 
 class OffsetKeyReader:
-    """Reads many offset keys like `read_key`, but decodes parts that keys share only once, into shared objects."""
+    """Reads offset keys like `read_key`, but decodes parts that several keys share only once, into shared objects."""
 
     def __init__(self) -> None:
         self._group_ids: dict[bytes, str] = {}
@@ -214,7 +214,7 @@ def read_group_value(group_id: str, data: bytes) -> Group:
 
 
 def read_group_steps(group_id: str, data: bytes) -> Steps[Group]:
-    """As `read_group_value`, in steps."""
+    """Like `read_group_value`, in steps."""
     try:
         return (yield from _read_group_value(group_id, data))
     except struct.error:

@@ -1,7 +1,7 @@
 """Removes expired offsets after `offsets.retention.minutes` (KIP-211), and groups that have no offsets left.
 
-What must stay true: the groups are examined in slices, and so is a group with very many offsets. Each offset is judged
-by the state of its group at that moment.
+What must stay true: groups, and the offsets of one group, are examined in slices. The state of the group at that moment
+decides about each offset.
 
 Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), GroupMetadata (removeExpiredOffsets).
 """
@@ -15,7 +15,7 @@ from klamm.base.slices import Slices, Steps, in_slices
 from klamm.coordinator.groups.group import Group
 from klamm.protocol.vocabulary import PartitionKey
 
-# The number of offsets that a step examines: about a millisecond.
+# How many offsets a step examines, in about a millisecond.
 OFFSETS_PER_SLICE = 1000
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Groups(Protocol):
 
 
 async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, clock_ms: Callable[[], int]) -> None:
-    """Removes expired offsets in every interval, for ever."""
+    """Removes expired offsets once in each interval, for ever."""
     while True:
         await asyncio.sleep(interval_ms / 1000)
         removed = await in_slices(expire(groups, clock_ms(), retention_ms))
@@ -63,7 +63,7 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Steps[int]:
 def _subscribed(
     group: Group, partitions: Sequence[PartitionKey], now_ms: int, retention_ms: int, slices: Slices
 ) -> Steps[Collection[str]]:
-    """The topics that keep their expired offsets because a member subscribes to them."""
+    """The topics whose expired offsets stay because a member subscribes to them."""
     topics: dict[str, None] = {}
     if group.keeps_subscribed:
         for piece in pieces(partitions):

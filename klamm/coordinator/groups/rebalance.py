@@ -6,13 +6,13 @@
                                    +------------------------------------------------------+-- Stable
 
 What must stay true:
-- A group in PreparingRebalance has one delayed join; a group in CompletingRebalance has a delayed sync or an assignment
-  on its way to the log. So no group waits for ever.
+- A group in PreparingRebalance has one delayed join. A group in CompletingRebalance has a delayed sync or an assignment
+  that is being written to the log. So no group waits for ever.
 - A member that has not joined in time is not in the next generation (static members stay until their session ends).
 - Members get an assignment only when it is in the log, and only in the generation that it was made for.
-- After a write to the log the group's state is checked again, because it may have changed meanwhile. The same holds
-  after each slice of members: a group may have thousands, which are told and removed in steps.
-- What the members of all groups take in memory is bounded (`has_memory`). The more it is, the less one group may have.
+- After a write to the log, and after each slice of members, the group's state is checked again: it may have changed
+  meanwhile. A group may have thousands of members, which are answered and removed in steps.
+- The memory of the members of all groups is bounded (`has_memory`). The more is in use, the less a group may take.
 
 Source: kafka.coordinator.group.GroupCoordinator, DelayedJoin, InitialDelayedJoin, DelayedSync.
 """
@@ -46,13 +46,13 @@ from klamm.protocol.error_codes import ErrorCode
 
 _log = logging.getLogger(__name__)
 
-# If all static members are away, the shortest time until the coordinator checks again whether one has come back.
-# Clients choose the rebalance timeout, and may choose 0.
+# While all static members are away, the shortest time between checks whether one has come back. A rebalance timeout is
+# no bound: clients may choose 0.
 MIN_WAIT_FOR_ANYBODY_MS = 1000
 
-# What the members of all groups may take in memory. One group may have this fraction of what is left, and as long as
-# anything is left never less than the minimum; the record of a group with more is larger than most brokers'
-# `message.max.bytes`. When nothing is left, a group may have what a few consumers of a few topics need.
+# The memory that the members of all groups may take. One group may take this fraction of the free memory, and at least
+# the minimum while any memory is free; the record of a group with more is larger than most brokers'
+# `message.max.bytes`. Without free memory, a group may take what a few consumers of a few topics need.
 ALL_GROUPS_BYTES = 256 * 1024 * 1024
 SHARE_OF_FREE = 8
 MIN_GROUP_BYTES = 256 * 1024
@@ -70,7 +70,7 @@ class DelayedJoin(DelayedOperation):
 
 
 class InitialDelayedJoin(DelayedOperation):
-    """Waits for others to come to a group that had no members, so that they need not rebalance one by one."""
+    """Waits for more members to join a group that was Empty, so that they do not cause a rebalance each."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -115,14 +115,14 @@ class Rebalances:
         self._syncs: Purgatory[Group] = Purgatory()
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._lines = RepeatedLines(_log)
-        # What the members of each group take in memory, and those of all groups together.
+        # The memory of the members of each group, and of all groups together.
         self._sizes_bytes: dict[Group, int] = {}
         self._size_bytes = 0
         self.sessions = Sessions(self._on_session_expired)
 
     @property
     def purgatories(self) -> dict[str, list[Purgatory[Any]]]:
-        """By the names that they have in Kafka, which has none for members that wait for their assignments."""
+        """By their names in Kafka, which has no purgatory for members that wait for their assignments."""
         return {"Rebalance": [self._joins], "Heartbeat": [self.sessions.purgatory]}
 
     @property
@@ -169,7 +169,7 @@ class Rebalances:
                 yield
 
     async def stop(self) -> None:
-        """Cancels assignments on their way to the log. Call it after all groups are unloaded."""
+        """Cancels assignments that are being written to the log. Call it after all groups are unloaded."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -178,7 +178,7 @@ class Rebalances:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def has_memory(self, group: Group, says: Member) -> bool:
-        """Whether a client may join as `says`. One that needs no more than it has already always may."""
+        """Whether there is memory for a client to join as `says`. A member that needs no more than before may join."""
         member = group.members.get(says.member_id)
         more_bytes = says.size_bytes - (0 if member is None else member.size_bytes)
         free_bytes = ALL_GROUPS_BYTES - self._size_bytes
@@ -209,7 +209,7 @@ class Rebalances:
         self.maybe_prepare(group, f"{member.member_id} joins")
 
     def add_pending(self, group: Group, member_id: str, session_timeout_ms: int) -> None:
-        """A client must join with this id, in time."""
+        """Adds a member id with which a client must join in time."""
         group.add_pending(member_id)
         self._measure(group)
         self.sessions.expect_join(group, member_id, session_timeout_ms)
@@ -221,10 +221,10 @@ class Rebalances:
         self.maybe_prepare(group, f"{member.member_id} joins again")
 
     def replace_static_member(self, group: Group, says: Member, on_joined: JoinCallback) -> None:
-        """The instance has rejoined under a new member id; the former owner of the instance id is fenced.
+        """The instance has rejoined under a new member id. The former owner of the instance id is fenced.
 
-        In a Stable group the assignment stays and no other member notices, unless the selected protocol changes. The
-        new id counts when it is in the log. In CompletingRebalance the group rebalances.
+        In a Stable group the assignment stays and the other members are not affected, unless the selected protocol
+        changes. The new id counts when it is in the log. In CompletingRebalance the group rebalances.
         """
         instance_id = says.group_instance_id
         assert instance_id is not None
@@ -261,7 +261,7 @@ class Rebalances:
         new_id = member.member_id
 
         def is_overtaken() -> bool:
-            """The member has left or been replaced again, or the rebalance that has begun answers it."""
+            """Whether the member has left or was replaced again, or a new rebalance answers it."""
             return not _is_in(group, GroupState.STABLE, generation_id) or group.members.get(new_id) is not member
 
         if is_overtaken():
@@ -270,7 +270,7 @@ class Rebalances:
         error = await self._manager.store_group(group, assignments)
         if is_overtaken():
             return
-        # The leader's new id is withheld, so that the member does not act as leader and reassign in a Stable group.
+        # The answer names the former leader id, so that the member does not act as leader and reassign a Stable group.
         result = group.joined(new_id)._replace(leader_id=former_leader_id or NO_GROUP_LEADER, members=())
         if error is ErrorCode.NONE:
             group.answer_join(member, result)
@@ -321,7 +321,7 @@ class Rebalances:
             self._await_joins(group, group.rebalance_timeout_ms)
 
     def check_join(self, group: Group) -> None:
-        """A member has joined or left: checks whether the delayed join is complete."""
+        """Checks whether the delayed join is complete, after a member has joined or left."""
         self._joins.check(group)
 
     def _await_first_members(self, group: Group, delay_ms: int, remaining_ms: int) -> None:
@@ -387,7 +387,7 @@ class Rebalances:
         self._begin(self._answer_joins(group, operation))
 
     def _answer_joins(self, group: Group, generation: DelayedSync) -> Steps[None]:
-        """Tells all members of the generation. If it is over before, the others take part in the next one."""
+        """Answers all members of the generation. If the generation ends before, the rest take part in the next one."""
         slices = Slices(MEMBERS_PER_SLICE)
         for member in list(group.members.values()):
             if group.members.get(member.member_id) is member:
@@ -406,7 +406,7 @@ class Rebalances:
         self.sessions.renew(group, member)
 
     def sync(self, group: Group, member: Member, on_synced: SyncCallback, assignments: Mapping[str, bytes]) -> None:
-        """In CompletingRebalance: the member waits for its assignment; the leader brings all assignments."""
+        """In CompletingRebalance, the member waits for its assignment; the leader sends all assignments."""
         group.await_sync(member, on_synced)
         self._syncs.check(group)
         if group.is_leader(member.member_id) and not group.has_assignment:
@@ -446,7 +446,7 @@ class Rebalances:
     ) -> Steps[None]:
         slices = Slices(MEMBERS_PER_SLICE)
         for member, on_synced in waiting:
-            # A request that came meanwhile is answered by itself.
+            # A newer request of the member gets its own answer.
             if member.on_synced is on_synced:
                 group.answer_sync(member, group.synced(member) if error is ErrorCode.NONE else SyncResult(error))
                 if group.members.get(member.member_id) is member and group.state is not GroupState.DEAD:
@@ -474,7 +474,7 @@ class Rebalances:
             self.prepare(group, "members have not asked for their assignments in time")
 
     def _begin(self, steps: Steps[None]) -> None:
-        """Takes the first step now, and the others in later turns of the loop."""
+        """Runs the first step now, and the others in later turns of the loop."""
         rest = begin(steps)
         if rest is not None:
             self._start(rest)

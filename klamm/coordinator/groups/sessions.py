@@ -1,4 +1,4 @@
-"""How long a member may be silent (Kafka's `DelayedHeartbeat`).
+"""The session timeouts of group members (Kafka's `DelayedHeartbeat`).
 
 What must stay true:
 - Each member and each pending member id has at most one timer; Dead groups have no timers.
@@ -17,14 +17,14 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 class DelayedHeartbeat(DelayedOperation):
-    """Waits for a sign of life. A check of its key means that one was seen, or is no longer needed."""
+    """Waits for a heartbeat. A check of its key means that a heartbeat came or is no longer needed."""
 
     def is_ready(self) -> bool:
         return True
 
 
 class Sessions:
-    """The sessions of the members of all groups. `on_expired` is called for members that are silent for too long."""
+    """The sessions of the members of all groups. `on_expired` is called for a member whose session has expired."""
 
     def __init__(self, on_expired: Callable[[Group, str], None]) -> None:
         self._on_expired = on_expired
@@ -34,12 +34,12 @@ class Sessions:
         return len(self.purgatory)
 
     def renew(self, group: Group, member: Member) -> None:
-        """The member has sent a request or got an answer: restarts its session."""
+        """Restarts the member's session after a request from it or an answer to it."""
         timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.session_timeout_ms
         self._expect(group, member.member_id, timeout_ms)
 
     def expect_join(self, group: Group, member_id: str, session_timeout_ms: int) -> None:
-        """A member id was assigned (KIP-394): its client must join with it in time."""
+        """Starts the time in which a client must join with its newly assigned member id (KIP-394)."""
         self._expect(group, member_id, session_timeout_ms)
 
     def end(self, group: Group, member_id: str) -> None:

@@ -3,9 +3,9 @@
     TxnOffsetCommit --> being appended --> pending, once the log has the records --> visible or gone, by the marker
 
 What must stay true:
-- The order of the log decides. A marker ends the commits whose records precede it, and no others, even if the marker is
-  reported before the end of an append that precedes it, or after the end of an append that follows it.
-- A commit with records in the log stays until its marker, whatever its client was told: the next leader loads it.
+- The order of the log decides. A marker ends exactly the commits whose records precede it in the log, in whatever order
+  the marker and the ends of the appends are reported.
+- A commit with records in the log stays until its marker, even if its client got an error: the next leader loads it.
   Only a later commit of the same transaction replaces it, so that repeated commits take no more memory than one.
 - A removed commit never becomes visible.
 
@@ -55,7 +55,7 @@ class TransactionalOffsets(Generic[Offset]):
     def add(
         self, producer_id: int, offsets: Mapping[PartitionKey, Offset], record_offset: int | None = None
     ) -> PendingCommit[Offset]:
-        """A commit whose records are being appended, or are in the log at `record_offset`."""
+        """Adds a commit whose records are being appended, or are in the log at `record_offset`."""
         commit = PendingCommit(producer_id, offsets, record_offset)
         self._commits.setdefault(producer_id, {})[commit] = None
         for partition in offsets:
@@ -63,8 +63,8 @@ class TransactionalOffsets(Generic[Offset]):
         return commit
 
     def appended(self, commit: PendingCommit[Offset], record_offset: int, transaction_offset: int) -> bool:
-        """The log has the commit's records, in a transaction that begins at `transaction_offset`. Returns whether a
-        marker that was reported before has committed them."""
+        """The commit's records are in the log, in a transaction that begins at `transaction_offset`. Returns whether an
+        earlier reported marker has committed them."""
         commit.record_offset = record_offset
         markers = self._markers.get(commit.producer_id, {})
         marker_offset = min((offset for offset in markers if record_offset < offset), default=None)
@@ -76,12 +76,12 @@ class TransactionalOffsets(Generic[Offset]):
         return marker_offset is not None and markers[marker_offset]
 
     def failed(self, commit: PendingCommit[Offset]) -> None:
-        """The log has not taken the commit's records."""
+        """The commit's records were not appended."""
         self._end(commit)
         self._forget_markers(commit.producer_id)
 
     def ended(self, producer_id: int, marker_offset: int, is_committed: bool) -> list[PendingCommit[Offset]]:
-        """The log has a marker of the producer. Returns the commits that it ends, which are pending until `release`."""
+        """The log has a marker of the producer. Returns the commits that it ends. They are pending until `release`."""
         ended: list[PendingCommit[Offset]] = []
         open_: dict[PendingCommit[Offset], None] = {}
         for commit in self._commits.pop(producer_id, ()):
@@ -97,7 +97,7 @@ class TransactionalOffsets(Generic[Offset]):
         return ended
 
     def release(self, commit: PendingCommit[Offset]) -> None:
-        """The commit is not pending any longer."""
+        """The commit is no longer pending."""
         for partition in commit.offsets:
             self._forget(partition, commit)
 
@@ -130,7 +130,7 @@ class TransactionalOffsets(Generic[Offset]):
         self.release(commit)
 
     def _forget_markers(self, producer_id: int) -> None:
-        """Forgets the producer's markers once no append of it is unfinished."""
+        """Forgets the producer's markers once all its appends are finished."""
         if producer_id in self._markers and all(
             commit.record_offset is not None for commit in self._commits.get(producer_id, ())
         ):

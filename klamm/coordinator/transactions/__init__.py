@@ -1,4 +1,4 @@
-"""Transactions at their coordinator. `transaction` is what is known of one transactional id and what each request makes
-of it, pure, with the table in `states`; `state_manager` keeps them and their records; `marker_manager` brings their
-ends to the partitions; `coordinator` has the meaning of each request.
+"""Transactions at their coordinator. `transaction` decides what a request does to one transactional id, by the table in
+`states`; both are pure. `state_manager` keeps the transactional ids and their records, `marker_manager` has transaction
+markers written to the partitions, and `coordinator` carries out the requests.
 """

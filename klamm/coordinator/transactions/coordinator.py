@@ -1,21 +1,22 @@
 """The transaction coordinator: the requests of transactional producers and of admin clients about transactions
 (KIP-98, 360, 664, 994).
 
-`transaction` decides what a request makes of a transactional id, `TransactionStateManager` keeps the ids and writes
-them, `TransactionMarkerManager` brings the ends of transactions to their partitions. This module holds what each
-request does, and what time does: overdue transactions are aborted, unused ids are forgotten.
+`transaction` decides what a request does to a transactional id, `TransactionStateManager` keeps and writes the ids, and
+`TransactionMarkerManager` has transaction markers written to the partitions. This module carries out the requests,
+aborts overdue transactions and removes unused ids.
 
 What must stay true:
-- Every request is answered once. What it changes happens whether its client still waits or not.
+- Every request is answered once. Its change happens whether the client still waits or not.
 - A commit is acknowledged when PrepareCommit is on all in-sync replicas. From then on the transaction is committed,
   whatever fails: this coordinator or the next one writes the markers.
-- A transaction that its producer does not end is aborted after its timeout, and its producer fenced.
-- Time-outs and expirations look at all ids again and again, so no timer is lost when an id gets another coordinator.
+- A transaction that its producer does not end is aborted after its timeout, and its producer is fenced.
+- Timeouts and expirations are found by examining all ids periodically, so no timer is lost when an id moves to another
+  coordinator.
 
 Differences from Kafka: AddPartitionsToTxn and AddOffsetsToTxn wait up to 100 ms for the markers of the producer's last
 transaction before they answer CONCURRENT_TRANSACTIONS, as Kafka's brokers do from 4.0 on. A client that commits one
-transaction after the other would otherwise find nearly every time that the markers are not written yet, and wait 20 ms.
-More in `transaction`, `state_manager` and `marker_manager`.
+transaction after the other would otherwise nearly always come before the markers are written, and back off for 20 ms.
+`transaction`, `state_manager` and `marker_manager` name further differences.
 
 Source: kafka.coordinator.transaction.TransactionCoordinator; the errors and their order are the same.
 """
@@ -51,9 +52,9 @@ from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID, NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 
-# How long the first request of a transaction waits for the end of the last one.
+# How long the first request of a transaction waits for the end of the producer's last transaction.
 END_WAIT_MS = 100
-# The number of transactional ids that a step examines: some milliseconds if all of them are written.
+# How many transactional ids a step examines. A step takes some milliseconds if it writes all of them.
 TRANSACTIONS_PER_SLICE = 250
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class InitProducerIdResult(NamedTuple):
 
 
 class TransactionDescription(NamedTuple):
-    """The answer to DescribeTransactions for one id. `partitions` are those that have no marker yet."""
+    """The answer to DescribeTransactions for one id. `partitions` are the partitions without a marker yet."""
 
     error_code: ErrorCode
     state: str = ""
@@ -96,10 +97,10 @@ class TransactionListing(NamedTuple):
 
 
 class TransactionCoordinator:
-    """Between `start` and `stop` it coordinates the transactional ids of the partitions that it was elected for.
+    """Coordinates the transactional ids of the partitions that it was elected for, between `start` and `stop`.
 
-    Made while the loop runs. `partition_for` gives an id's partition of `__transaction_state`, or a negative number
-    while that is unknown. `on_failure` gets the faults of the program in work that no request waits for.
+    Create it while the loop runs. `partition_for` gives an id's partition of `__transaction_state`, or a negative
+    number while that is unknown. `on_failure` gets programming errors in work that no request waits for.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class TransactionCoordinator:
         self._is_active = False
 
     def start(self) -> None:
-        """Starts aborting overdue transactions and forgetting unused ids."""
+        """Starts aborting overdue transactions and removing unused ids."""
         abort_ms = self._config.transaction_abort_timed_out_transaction_cleanup_interval_ms
         remove_ms = self._config.transaction_remove_expired_transaction_cleanup_interval_ms
         self._periodic = [
@@ -157,10 +158,10 @@ class TransactionCoordinator:
     async def init_producer_id(
         self, transactional_id: str | None, timeout_ms: int, expected: ProducerIdAndEpoch | None = None
     ) -> InitProducerIdResult:
-        """A producer begins, or wants its next epoch; `expected` is what it has now (KIP-360). Without a transactional
-        id it gets an id of its own.
+        """Gives a producer its first or its next epoch. `expected` is the producer's current id and epoch (KIP-360). A
+        producer without a transactional id gets a new producer id.
 
-        If a transaction was open, it is aborted and the answer is CONCURRENT_TRANSACTIONS, so that the client retries.
+        An open transaction is aborted, and the answer is CONCURRENT_TRANSACTIONS, so that the client retries.
         """
         try:
             if transactional_id is None:
@@ -187,7 +188,7 @@ class TransactionCoordinator:
             decision = init_producer(known, expected, timeout_ms, self._now_ms(), new_producer_id)
             if decision is not Needs.PRODUCER_ID:
                 break
-            # Everything may have changed when the id is there.
+            # The state may have changed while the producer id was requested.
             new_producer_id = await self._producer_ids.next()
         error = await self._carry_out(owned, transactional_id, decision)
         if error is not ErrorCode.NONE:
@@ -201,7 +202,7 @@ class TransactionCoordinator:
     def add_partitions(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: Collection[PartitionKey]
     ) -> "asyncio.Future[ErrorCode]":
-        """Done when the log has the partitions as part of the producer's transaction; the first ones begin it."""
+        """Done when the log has the partitions in the producer's transaction. The first partitions begin it."""
         producer = ProducerIdAndEpoch(producer_id, producer_epoch)
         ending = self._last_end(transactional_id, producer)
         if ending is not None:
@@ -214,7 +215,7 @@ class TransactionCoordinator:
         return self._change(transactional_id, producer, lambda known: add_partitions(known, partitions, self._now_ms()))
 
     def _last_end(self, transactional_id: str, producer: ProducerIdAndEpoch) -> OwnedPartition | None:
-        """Where the producer's last transaction is still being ended."""
+        """The partition of `__transaction_state` in which the producer's last transaction still waits for markers."""
         owned = self._find(transactional_id)
         if isinstance(owned, ErrorCode):
             return None
@@ -245,7 +246,7 @@ class TransactionCoordinator:
     def _change(
         self, transactional_id: str, producer: ProducerIdAndEpoch, decide: Callable[[TransactionMetadata], Decision]
     ) -> "asyncio.Future[ErrorCode]":
-        """Done at once if nothing need be waited for: a task for each request costs as much as the rest of it."""
+        """Done at once if there is nothing to wait for: a task would double the cost of the request."""
         if not transactional_id:
             return _done(ErrorCode.INVALID_REQUEST)
         owned = self._find(transactional_id)
@@ -298,8 +299,8 @@ class TransactionCoordinator:
     def list_transactions(
         self, states: Collection[str] = (), producer_ids: Collection[int] = (), duration_ms: int = -1
     ) -> Steps[TransactionListing]:
-        """The transactional ids in one of the states and of one of the producers, in steps. An empty filter lets all
-        pass. `duration_ms`: only transactions that began longer ago, unless it is negative.
+        """The transactional ids in one of the states and of one of the producers, in steps. An empty filter accepts
+        all. Only transactions that began more than `duration_ms` ago are listed, unless it is negative.
         """
         if not self._is_active:
             return TransactionListing(ErrorCode.COORDINATOR_NOT_AVAILABLE, [], [])
@@ -329,7 +330,7 @@ class TransactionCoordinator:
     async def _every(
         self, interval_ms: int, examine: Callable[[OwnedPartition, str, TransactionMetadata], None]
     ) -> None:
-        """Examines all transactional ids in every interval, for ever."""
+        """Examines all transactional ids once in each interval, for ever."""
         while True:
             await asyncio.sleep(interval_ms / 1000)
             for owned in self.states.owned():

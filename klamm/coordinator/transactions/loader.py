@@ -5,9 +5,9 @@ remaining records are decoded at the end.
 
 What must stay true:
 - No id is returned before all of the log has been read.
-- A broken record affects no other id. The coordinator must not guess what it said: an id whose newest record is broken
-  is returned as unreadable. An older record of it would be the wrong state, and no state would give a new producer id
-  to a client whose transaction may be half committed.
+- A broken record affects no other id. An id whose newest record is broken is returned as unreadable. Its older record
+  would be the wrong state. With no state at all, a client whose transaction may be half committed would get a new
+  producer id.
 - A record with a key of an unknown kind, which a newer Kafka may have written, is skipped, with one warning for
   the partition.
 
@@ -24,20 +24,20 @@ from klamm.coordinator.transactions.records import UnknownKeyVersion, read_trans
 from klamm.coordinator.transactions.transaction import TransactionMetadata
 from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME
 
-# The number of records that a step decodes: a few milliseconds.
+# How many records a step decodes, in a few milliseconds.
 RECORDS_PER_SLICE = 500
 
 _log = logging.getLogger(__name__)
 
 
 class LoadedTransactions(NamedTuple):
-    """What a partition holds. `unreadable` are the ids whose newest record is broken."""
+    """The transactional ids of a partition. `unreadable` are the ids whose newest record is broken."""
 
     transactions: dict[str, TransactionMetadata]
     unreadable: set[str]
 
 
-# By key: the offset and the value of its newest record, unless that removes the id.
+# By key: the offset and the value of its newest record. A key whose newest record is a tombstone has no entry.
 LatestRecords = dict[bytes, tuple[int, bytes]]
 
 
@@ -56,7 +56,7 @@ async def load_transactions(
 
 
 def decode(partition: int, latest: LatestRecords, belongs_here: Callable[[str], bool]) -> Steps[LoadedTransactions]:
-    """What the records say, in steps. Empties `latest`."""
+    """Decodes the records in steps. Empties `latest`."""
     loaded = LoadedTransactions({}, set())
     name = f"{TRANSACTION_STATE_TOPIC_NAME}-{partition}"
     unknown_keys = 0

@@ -1,7 +1,7 @@
-"""Brings the ends of transactions to the partitions that they wrote to (the decisions of Kafka's
+"""Has transaction markers written to the partitions of prepared transactions (the decisions of Kafka's
 `TransactionMarkerChannelManager`).
 
-A prepared transaction is *ending* until each of its partitions has a marker, and then until the record says so:
+A prepared transaction is *ending* until each of its partitions has a marker and the Complete record is written:
 
     PrepareCommit in the log ──▶ markers, to the leader of each partition ──▶ CompleteCommit in the log
                                    ▲                           │
@@ -11,12 +11,12 @@ A prepared transaction is *ending* until each of its partitions has a marker, an
 What must stay true:
 - Each partition of a prepared transaction gets its marker, however often leaders, brokers or this coordinator change.
   A partition is left out only if it certainly no longer exists.
-- A marker may be written twice, and never one of another outcome: markers follow a prepared record that is on all
+- A marker may be written twice, but never with another outcome: markers follow a prepared record that is on all
   in-sync replicas.
-- Once another broker coordinates the transaction, this one has no effect on it.
-- A broker has one request at a time. Markers that come meanwhile go together in the next one. No broker waits for
+- Once another broker coordinates the transaction, this broker has no effect on it.
+- A broker has one request in flight. Later markers for the broker go together in its next request. No broker waits for
   another.
-- An ending never stops by itself: whatever a broker answers, the coordinator tries again, or the partition is done.
+- After any answer the coordinator either tries the partition again or is done with it.
 
 | answer of a leader                                   | the partition                                               |
 |------------------------------------------------------|-------------------------------------------------------------|
@@ -26,11 +26,11 @@ What must stay true:
 |                                                      | producer got after this transaction had ended               |
 | every other error, or no answer                      | is tried again                                              |
 
-Differences from Kafka: a partition that this broker's metadata does not have is not taken for deleted before ZooKeeper
-says so (a coordinator that has just started knows no partition yet); TRANSACTION_COORDINATOR_FENCED and
+Differences from Kafka: a partition that this broker's metadata lacks counts as deleted only if ZooKeeper confirms it (a
+coordinator that has just started knows no partitions yet); TRANSACTION_COORDINATOR_FENCED and
 INVALID_PRODUCER_EPOCH do not leave the transaction prepared until another coordinator loads it; a marker has the newest
-leader epoch, also if the leader did not change with it; an unexpected error does not end the thread that sends the
-markers of all transactions; the time of the last update is the time at which the last marker was written.
+leader epoch, even if the leader stayed the same; an unexpected error does not end the thread that sends the markers of
+all transactions; the time of the last update is the time at which the last marker was written.
 
 Source: kafka.coordinator.transaction.TransactionMarkerChannelManager, TransactionMarkerRequestCompletionHandler.
 """
@@ -53,14 +53,14 @@ from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 
 RETRY_BACKOFF_MS = 100
 MAX_RETRY_BACKOFF_MS = 1_000
-# The number of partitions in one request: their answers take a few milliseconds. A marker may go in several requests.
+# How many partitions a request has. Handling its answer takes a few milliseconds. A marker may take several requests.
 PARTITIONS_PER_SLICE = 1_000
-# An ending that has failed so often is logged.
+# A warning is logged when an ending has failed this many times.
 LOGGED_ATTEMPT = 4
 
 _log = logging.getLogger(__name__)
 
-# The partition has its marker, or cannot and need not have it.
+# The partition has its marker, or needs no marker.
 _DONE = (
     ErrorCode.NONE,
     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
@@ -68,12 +68,12 @@ _DONE = (
     ErrorCode.INVALID_PRODUCER_EPOCH,
 )
 
-# Writes the record that ends the transaction, until that has succeeded.
+# Writes the record that completes the transaction, and retries until the write succeeds.
 WriteCompletion = Callable[[OwnedPartition, str, TransactionMetadata], None]
 
 
 class _Ending:
-    """A prepared transaction. `unmarked` are the partitions without a marker, which `OwnedPartition` knows too."""
+    """A prepared transaction. `unmarked` are the partitions without a marker, shared with `OwnedPartition`."""
 
     __slots__ = ("attempts", "metadata", "owned", "transactional_id", "unmarked")
 
@@ -93,12 +93,12 @@ class _Ending:
         )
 
 
-# Partitions of one ending transaction that have the same destination.
+# Partitions of one ending transaction that have the same leader.
 _Part = tuple[_Ending, Sequence[PartitionKey]]
 
 
 class _Retry:
-    """A part that waits for its next attempt. `leader` was its destination in the last one."""
+    """Partitions that wait for their next attempt. `leader` is the leader of the last attempt."""
 
     __slots__ = ("ending", "leader", "partitions", "timer")
 
@@ -110,7 +110,7 @@ class _Retry:
 
 
 class TransactionMarkerManager:
-    """Made while the loop runs."""
+    """Create it while the loop runs."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class TransactionMarkerManager:
         self._environment = environment
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        # What waits for its turn, by the leader's broker id; None: the partitions that the metadata does not have.
-        # A destination is here while its task runs.
+        # Queued partitions by their leader's broker id. None has the partitions that the metadata lacks. A leader is
+        # here while its task runs.
         self._queues: dict[int | None, deque[_Part]] = {}
         self._tasks: dict[int | None, asyncio.Task[None]] = {}
         self._retries: dict[_Retry, None] = {}
 
     def begin(self, owned: OwnedPartition, transactional_id: str, metadata: TransactionMetadata) -> None:
-        """The transaction is prepared: its partitions get their markers, and then its record says that it is over."""
+        """Has the markers of a prepared transaction written, and then the record that completes it."""
         ending = _Ending(owned, transactional_id, metadata)
         owned.unmarked[transactional_id] = ending.unmarked
         if ending.unmarked:
@@ -141,11 +141,11 @@ class TransactionMarkerManager:
 
     @property
     def without_leader_count(self) -> int:
-        """How many partitions had no known leader in their last attempt, and wait for the next one."""
+        """How many partitions had no known leader in their last attempt and wait for the next attempt."""
         return sum(len(retry.partitions) for retry in self._retries if retry.leader in (None, NO_LEADER))
 
     async def stop(self) -> None:
-        """Ends all requests. The owned partitions must be over. Idempotent."""
+        """Ends all requests. Call it when all owned partitions are over (`is_over`). Idempotent."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -154,7 +154,7 @@ class TransactionMarkerManager:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def _send_in_slices(self, ending: _Ending, partitions: Sequence[PartitionKey], start: int = 0) -> None:
-        """Sends one slice now, and another one in each turn of the loop."""
+        """Sends one slice now, and one more in each turn of the loop."""
         if ending.owned.is_over:
             return
         end = start + PARTITIONS_PER_SLICE
@@ -163,7 +163,7 @@ class TransactionMarkerManager:
             self._loop.call_soon(self._send_in_slices, ending, partitions, end)
 
     def _send(self, ending: _Ending, partitions: Sequence[PartitionKey]) -> None:
-        """Queues the partitions, at most a slice, for their present leaders."""
+        """Queues at most one slice of partitions for their current leaders."""
         by_leader: dict[int | None, list[PartitionKey]] = {}
         for partition in partitions:
             by_leader.setdefault(self._sender.leader(partition), []).append(partition)
@@ -178,7 +178,7 @@ class TransactionMarkerManager:
             queue.append((ending, led))
 
     async def _serve(self, leader: int | None, queue: deque[_Part]) -> None:
-        """One request after the other, until nothing waits for this destination."""
+        """Sends one request after the other until the leader's queue is empty."""
         while parts := _next_parts(queue):
             try:
                 if leader is None:
@@ -228,7 +228,7 @@ class TransactionMarkerManager:
     # -- after a failure ----------------------------------------------------------------------------------------------
 
     def leaders_changed(self) -> Steps[None]:
-        """The metadata has changed. Partitions with another leader than in their last attempt are tried at once."""
+        """Call it after a metadata update. Partitions with a new leader are tried again at once."""
         looked_at = Slices(PARTITIONS_PER_SLICE)
         for retry in list(self._retries):
             for partition in retry.partitions:
@@ -248,7 +248,7 @@ class TransactionMarkerManager:
                 *(ending.transactional_id, topic, number, len(ending.unmarked), reason),
             )
         backoff_ms = min(RETRY_BACKOFF_MS * 2 ** min(ending.attempts - 1, 10), MAX_RETRY_BACKOFF_MS)
-        # Many transactions that failed together do not come back together.
+        # Jitter: transactions that failed together are not all retried together.
         backoff_ms *= self._environment.random.uniform(0.5, 1)
         retry = _Retry(ending, partitions, leader)
         retry.timer = self._loop.call_later(backoff_ms / 1000, self._send_again, retry)
@@ -270,7 +270,7 @@ class TransactionMarkerManager:
 
 
 def _next_parts(queue: deque[_Part]) -> list[_Part]:
-    """Takes what goes into the next request; nothing of transactions that another broker coordinates now."""
+    """Takes the parts for the next request, without transactions that another broker coordinates now."""
     parts: list[_Part] = []
     count = 0
     while queue and (not parts or count + len(queue[0][1]) <= PARTITIONS_PER_SLICE):

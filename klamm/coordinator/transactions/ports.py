@@ -27,7 +27,7 @@ class ProducerIds(Protocol):
     """Producer ids for the whole cluster."""
 
     def next(self) -> Awaitable[int]:
-        """An id that was never given out before. Raises KafkaError, with the code for the client, if there is none now.
+        """An id that was never given out before. Raises KafkaError with the code for the client if no id is available.
 
         Clients retry after COORDINATOR_LOAD_IN_PROGRESS.
         """
@@ -44,25 +44,25 @@ class TransactionMarker(NamedTuple):
 
 
 class MarkerSender(Protocol):
-    """The way to the leaders of the partitions that get markers."""
+    """Sends transaction markers to the leaders of partitions."""
 
     def leader(self, partition: PartitionKey) -> int | None:
-        """The broker that leads the partition, or NO_LEADER, as this broker's metadata says.
+        """The partition's leader, or NO_LEADER, according to this broker's metadata.
 
-        None: the metadata does not have the partition; it was deleted, or this broker has not heard of it yet.
+        None means that the metadata lacks the partition: it was deleted, or this broker has not heard of it yet.
         """
 
     def deleted(self, partitions: Sequence[PartitionKey]) -> Awaitable[Collection[PartitionKey]]:
-        """Those of the partitions that certainly do not exist, or are being deleted (ZooKeeper says so, after `sync`).
+        """Returns the partitions that do not exist or are being deleted, according to ZooKeeper after a `sync`.
 
-        Raises KafkaError or OSError when that cannot be found out now.
+        Raises KafkaError or OSError when ZooKeeper cannot be read now.
         """
 
     def write(
         self, broker_id: int, markers: Sequence[TransactionMarker]
     ) -> Awaitable[Sequence[Mapping[PartitionKey, ErrorCode]]]:
-        """Sends the markers in one request; returns the result of each partition, for each marker in the same order.
+        """Sends the markers in one request. Returns, for each marker in the same order, the result of each partition.
 
-        Raises KafkaError or OSError when the broker did not answer: it may have written the markers or not. At most one
-        call for each broker is unanswered. A leader that has a marker twice has the same transactions as with one.
+        Raises KafkaError or OSError when the broker did not answer; the broker may have written the markers. At most
+        one call for each broker is unanswered. Writing a marker twice has the same effect as writing it once.
         """

@@ -10,8 +10,8 @@ Each key and each value begins with its version (int16).
 |       | int32]]?, last update int64, start int64      | client's transaction version                               |
 
 What must stay true:
-- Written are version 0 of both, as Kafka writes them until 3.x. An Empty id has null in place of its partitions.
-- A value of version 1 is read. Its tagged fields are ignored: they belong to transactions of version 2 (KIP-890),
+- Keys and values are written in version 0, as Kafka does until 3.x. The partitions of an Empty id are null.
+- Values of version 1 can be read. Their tagged fields are ignored: they belong to transactions of version 2 (KIP-890),
   which brokers of this protocol level do not offer.
 - Invalid bytes raise ValueError with the reason. Bytes after the end are ignored, as in Kafka.
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class UnknownKeyVersion(ValueError):
-    """The key of a record kind from a later Kafka."""
+    """The key belongs to a record kind of a later Kafka version."""
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _read_count(data: bytes, position: int, is_flexible: bool) -> tuple[int, int
     else:
         (count,) = _INT32.unpack_from(data, position)
         position += 4
-    # An element takes at least two bytes.
+    # Each element takes at least two bytes.
     if count < -1 or 2 * count > len(data) - position:
         raise InvalidFrame(f"{count} elements, but {len(data) - position} bytes are left", position)
     return count, position

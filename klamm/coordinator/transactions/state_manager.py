@@ -12,25 +12,25 @@ A transactional id belongs to one partition of the topic; the leader of that par
 What must stay true:
 - Answers about a transactional id reflect the whole log: a partition that could not be read to its end is never owned.
   It is read again while this broker leads it, and becomes unknown when the leadership ends.
-- A change counts here when it is in the log, on all in-sync replicas; never earlier, and then always, whether its
-  client still waits or not. The same holds for what is loaded: the end of the log may not be on all in-sync replicas
-  yet when this broker is elected.
+- A change counts here when it is in the log on all in-sync replicas, not earlier, and whether its client still waits or
+  not. The same holds for loaded states: the end of the log may not be on all in-sync replicas yet when this broker is
+  elected.
 - One change of an id is written at a time. Other requests for the id get CONCURRENT_TRANSACTIONS meanwhile.
 - A record with an unknown outcome (it may be in the log of the next leader) is written again until the outcome is
-  known. Meanwhile the change is pending, and its client has been told to retry. So no request is ever answered from a
-  state that the next coordinator may not have.
-- Whatever happens to the leadership, a client that waits is answered once.
+  known. Meanwhile the change is pending, and its client is told to retry. So no request is ever answered from a state
+  that the next coordinator may not have.
+- A waiting client is answered once, also when the leadership changes.
 
 Differences from Kafka:
 - A record with an unknown outcome does not count as refused. In Kafka a commit that timed out can be followed by an
   abort, or by more records, while the next coordinator finds the commit in the log.
 - A loaded partition is not owned before the end of its log is on all in-sync replicas. Kafka writes markers for a
-  commit that the next leader may not have, which may then abort the transaction in the other partitions.
-- A fenced producer's epoch changes with the record that fences it, not before; so there is no state between, and a
-  failed record leaves none behind.
-- After a read error a partial load never passes for all transactional ids, nor does a broken record; a resignation
+  commit that the next leader may lack; that leader may then abort the transaction in the other partitions.
+- A fenced producer's epoch changes with the record that fences it, not before, so a failed record leaves no
+  intermediate state behind.
+- A load that a read error cut short never counts as complete, and an id with a broken record is refused. A resignation
   ends the load of any epoch, and an outdated resignation ends nothing.
-- An id whose first record was refused is forgotten, and needs no expiration.
+- An id whose first record was refused is removed at once, and needs no expiration.
 """
 
 import asyncio
@@ -53,10 +53,10 @@ from klamm.protocol.vocabulary import TRANSACTION_STATE_TOPIC_NAME, UNKNOWN_OFFS
 
 LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000
-# Between two attempts to write a record whose outcome is unknown, or that must be written.
+# The backoff between attempts to write a record whose outcome is unknown, or that must be written.
 WRITE_RETRY_BACKOFF_MS = 100
 MAX_WRITE_RETRY_BACKOFF_MS = 5_000
-# The number of transactional ids that are passed on or examined before others have the loop.
+# How many transactional ids a step loads.
 TRANSACTIONS_PER_SLICE = 500
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ CLIENT_ERRORS = {
 
 
 class Write:
-    """A change of a transactional id that is on its way into the log. `metadata` is None if the id is removed."""
+    """A change of a transactional id that is being written to the log. `metadata` is None if the id is removed."""
 
     __slots__ = ("answer", "attempts", "metadata", "must_succeed", "timer")
 
@@ -84,7 +84,7 @@ class Write:
     ) -> None:
         self.metadata: Final = metadata
         self.answer: Final = answer
-        # Whether a refusal is no end: the outcome of an earlier attempt is unknown, or nothing else may happen.
+        # Retry even when refused: the outcome of an earlier attempt is unknown, or the change must happen.
         self.must_succeed = must_succeed
         self.attempts = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -104,15 +104,14 @@ class OwnedPartition:
         self.transactions: Final = loaded.transactions
         self.unreadable: Final = loaded.unreadable
         self.is_over = False
-        # By transactional id: the change that is being written; the partitions that still need a marker.
+        # By transactional id: the change that is being written, and the partitions that still need a marker.
         self.writes: Final[dict[str, Write]] = {}
         self.unmarked: Final[dict[str, dict[PartitionKey, None]]] = {}
-        # By transactional id: set when its transaction has ended, where a request waits for that.
+        # By transactional id, if requests wait for the end of its transaction: set when the transaction has ended.
         self._ended: Final[dict[str, asyncio.Event]] = {}
 
     async def wait_ended(self, transactional_id: str) -> None:
-        """Waits until the markers of the id's transaction are written, and the record that says so; or until
-        `is_over`."""
+        """Waits until the id's transaction is complete in the log, or until `is_over`."""
         while not self.is_over and (known := self.transactions.get(transactional_id)) and known.state.is_prepared:
             await self._ended.setdefault(transactional_id, asyncio.Event()).wait()
 
@@ -137,13 +136,13 @@ class OwnedPartition:
         return NO_PARTITIONS if metadata is None else metadata.partitions
 
 
-# Gets a transactional id that has become prepared: its partitions need their markers.
+# Called when a transactional id becomes prepared, so that its partitions get their markers.
 OnPrepared = Callable[[OwnedPartition, str, TransactionMetadata], None]
 
 
 class TransactionStateManager:
-    """Made while the loop runs. `partition_for` gives an id's partition; a number that is not one of the topic's is
-    owned by no broker. `on_prepared` is called when a transaction's outcome is in the log, also if that was loaded."""
+    """Create it while the loop runs. `partition_for` gives an id's partition; no broker owns a partition that the topic
+    does not have. `on_prepared` is called when a transaction's outcome is in the log, also after loading."""
 
     def __init__(
         self,
@@ -195,11 +194,11 @@ class TransactionStateManager:
         *,
         must_succeed: bool = False,
     ) -> "asyncio.Future[ErrorCode]":
-        """Writes the next state of the id, or the present one again, or removes the id (None). The result is for the
+        """Writes the next state of the id, or its current state again, or removes the id (None). The result is for the
         client.
 
-        No change of the id may be pending. With `must_succeed` a refusal is not the end: the record is written again
-        until it is in the log or this broker no longer coordinates the id. A caller that stops waiting changes nothing.
+        No change of the id may be pending. With `must_succeed` a refused record is written again until it is in the log
+        or this broker no longer coordinates the id. The write continues when the caller stops waiting.
         """
         assert not owned.is_over, f"{_name(owned.number)} is not owned"
         assert transactional_id not in owned.writes, f"a change of {transactional_id} is pending"
@@ -227,7 +226,7 @@ class TransactionStateManager:
 
         appending = self._log.append(owned.number, [(transaction_key(transactional_id), value)])
         future = asyncio.ensure_future(appending)
-        # A callback would be called one turn of the loop later.
+        # asyncio would call a callback one turn of the loop later.
         if future.done():
             ended(future)
         else:
@@ -275,8 +274,8 @@ class TransactionStateManager:
     def become_leader(self, partition: int, coordinator_epoch: int) -> None:
         """This broker leads the partition: its transactional ids are loaded.
 
-        Older epochs are ignored. A newer epoch of an owned or loading partition is that of its next markers: without
-        `resign` in between no other broker has written to the log.
+        Older epochs are ignored. The next markers of an owned or loading partition have the newer epoch: without a
+        `resign` in between, no other broker has written to the log.
         """
         if not self._epochs.elected(partition, coordinator_epoch):
             return
@@ -289,7 +288,7 @@ class TransactionStateManager:
     def resign(self, partition: int, coordinator_epoch: int | None) -> None:
         """This broker no longer leads the partition: its transactional ids are dropped at once.
 
-        Older epochs are ignored. None: the replica was removed, and its known epoch is forgotten.
+        Older epochs are ignored. None means that the replica was removed; its known epoch is forgotten.
         """
         if not self._epochs.resigned(partition, coordinator_epoch):
             return
@@ -320,7 +319,7 @@ class TransactionStateManager:
         async for transactional_id, metadata in each(loaded.transactions.items(), TRANSACTIONS_PER_SLICE):
             if owned.is_over:
                 return
-            # A prepared transaction changes only after its markers, so it is the same as when it was loaded.
+            # A prepared transaction does not change before its markers are written, so the loaded state is current.
             if metadata.state.is_prepared:
                 self._on_prepared(owned, transactional_id, metadata)
 
@@ -356,7 +355,7 @@ class TransactionStateManager:
         return False
 
     async def stop(self) -> None:
-        """Ends loading, and answers all clients that wait. Idempotent."""
+        """Ends loading, and answers all waiting clients. Idempotent."""
         loading = list(self._loading.values())
         for task in loading:
             task.cancel()

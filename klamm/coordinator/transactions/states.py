@@ -10,11 +10,11 @@
 | CompleteCommit | PrepareCommit                        | every partition has its marker                              |
 | CompleteAbort  | PrepareAbort                         | every partition has its marker                              |
 
-The present state may be written again at any time (`TransactionStateManager.write`).
+The current state may be written again at any time (`TransactionStateManager.write`).
 
-The names and numbers are Kafka's; the numbers stand in `__transaction_state`. Kafka has two more states in memory that
-no record contains: Dead while an expired id is removed, and PrepareEpochFence while a producer is fenced. klamm removes
-and fences in one step, so it needs neither; it knows the names because clients may filter by them.
+The names and numbers are Kafka's; the numbers stand in `__transaction_state`. Kafka has two more states, which only
+exist in memory: Dead while an expired id is removed, and PrepareEpochFence while a producer is fenced. klamm removes
+and fences in one step and needs neither state, but knows their names because clients may filter by them.
 
 Source: kafka.coordinator.transaction.TransactionMetadata (`TransactionState`, `validPreviousStates`).
 """

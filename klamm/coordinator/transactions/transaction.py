@@ -1,6 +1,6 @@
-"""What is known of a transactional id, and what each request makes of it (Kafka's `TransactionMetadata`). Pure.
+"""The state of a transactional id, and what each request does to it (Kafka's `TransactionMetadata`). Pure.
 
-Each decision is a function of what is known, of the request and of the time. It returns the metadata that must be
+Each decision is a function of the known metadata, the request and the time. It returns the metadata that must be
 written to `__transaction_state` before it counts, or the error code that answers the request at once.
 
 | request                | Empty             | Ongoing               | Prepare*   | CompleteCommit  | CompleteAbort   |
@@ -11,18 +11,18 @@ written to `__transaction_state` before it counts, or the error code that answer
 | EndTxn, abort          | INVALID_TXN_STATE | PrepareAbort          | CONCURRENT | INVALID         | the same again  |
 
 What must stay true:
-- A producer epoch is given to one producer only. The next epoch fences the producer that has the one before.
+- A producer epoch is given to one producer only. The next epoch fences the producer with the previous epoch.
 - Epochs end at 32,766, so that the last one can still be fenced. The producer then gets a new producer id (KIP-360).
 - A producer that names its id and epoch (KIP-360) gets the next epoch only if no other producer got one meanwhile. If
   it asks again because the answer was lost, it gets the same epoch again.
 - A fenced producer changes nothing.
-- No request succeeds without a record, not even one that was carried out before. A coordinator that has been replaced
-  without noticing knows an old state; only its record tells it that it has been replaced.
+- No request succeeds without writing a record, not even a repeated one. A coordinator that was replaced unnoticed knows
+  an old state, and only learns that it was replaced by writing a record.
 
-Differences from Kafka: a repeated request is written again, and not answered from memory; a fenced producer that asks
+Differences from Kafka: a repeated request is written again instead of answered from memory; a fenced producer that asks
 for a new epoch does not abort the transaction of its successor; a producer that asks for a new epoch while its own
-transaction is open is not fenced by its own abort; a wrong epoch is PRODUCER_FENCED also when the epochs are exhausted,
-instead of a failure.
+transaction is open is not fenced by its own abort; a wrong epoch gets PRODUCER_FENCED even when the epochs are
+exhausted, where Kafka fails.
 
 Source: kafka.coordinator.transaction.TransactionMetadata, TransactionCoordinator.
 """
@@ -40,13 +40,13 @@ LAST_EPOCH = 2**15 - 1
 # The last epoch that a producer may get: LAST_EPOCH is left to fence it.
 LAST_USABLE_EPOCH = LAST_EPOCH - 1
 
-# An ordered set that is never changed.
+# An ordered set that is never modified.
 Partitions = Mapping[PartitionKey, None]
 NO_PARTITIONS: Partitions = {}
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """What identifies a producer to the leaders of partitions."""
+    """Identifies a producer to partition leaders."""
 
     producer_id: int
     epoch: int
@@ -55,8 +55,9 @@ class ProducerIdAndEpoch(NamedTuple):
 class TransactionMetadata(NamedTuple):
     """One state of a transactional id.
 
-    `last_producer` is what the producer had before its present epoch if it asked for that epoch by naming it; only then
-    may it ask again. It is not in the log. `start_timestamp_ms` is the beginning of the last transaction.
+    `last_producer` is the producer's former id and epoch, if the producer named them when it asked for its current
+    epoch; only then may it ask again. It is not in the log. `start_timestamp_ms` is the beginning of the last
+    transaction.
     """
 
     producer: ProducerIdAndEpoch
@@ -71,12 +72,12 @@ class TransactionMetadata(NamedTuple):
         return self.state is TransactionState.ONGOING and self.start_timestamp_ms + self.timeout_ms < now_ms
 
     def has_expired(self, now_ms: int, expiration_ms: int) -> bool:
-        """Whether the id was not used for so long that it may be forgotten."""
+        """Whether the id was unused for so long that it may be removed."""
         return self.state.is_over and self.last_update_timestamp_ms <= now_ms - expiration_ms
 
 
 class Needs(Enum):
-    """What a decision lacks."""
+    """The input that a decision lacks."""
 
     PRODUCER_ID = "a new producer id"
 
@@ -94,9 +95,9 @@ def init_producer(
     now_ms: int,
     new_producer_id: int | None,
 ) -> Decision | Needs:
-    """A producer begins, or goes to its next epoch; `expected` is what it has, if it says so.
+    """Gives a producer its first or its next epoch. `expected` is the id and epoch that the request names, if any.
 
-    `new_producer_id` is used only where the answer without it is `Needs.PRODUCER_ID`. Ongoing becomes PrepareAbort; the
+    `new_producer_id` is used only if the answer without it is `Needs.PRODUCER_ID`. Ongoing becomes PrepareAbort; the
     client then gets CONCURRENT_TRANSACTIONS and asks again.
     """
     if known is None:
@@ -134,9 +135,9 @@ def _initialized(
 
 
 def fence(known: TransactionMetadata, now_ms: int, asked_by: ProducerIdAndEpoch | None = None) -> TransactionMetadata:
-    """Aborts an open transaction in the next epoch, which its producer does not have.
+    """Aborts an open transaction in the next epoch, which fences its producer.
 
-    `asked_by` is the producer itself when it asked for that epoch, so that it gets it.
+    `asked_by` is the producer if it asked for the next epoch itself; it then gets that epoch.
     """
     epoch = min(known.producer.epoch + 1, LAST_EPOCH)
     return known._replace(
@@ -151,14 +152,14 @@ def fence(known: TransactionMetadata, now_ms: int, asked_by: ProducerIdAndEpoch 
 
 
 def producer_error(known: TransactionMetadata | None, producer: ProducerIdAndEpoch) -> ErrorCode | None:
-    """Why a request of this producer is refused, whatever the state; None if it is not."""
+    """Why a request of this producer is refused in any state, or None."""
     if known is None or known.producer.producer_id != producer.producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
     return None if known.producer == producer else ErrorCode.PRODUCER_FENCED
 
 
 def add_partitions(known: TransactionMetadata, partitions: Iterable[PartitionKey], now_ms: int) -> Decision:
-    """The producer is about to write to the partitions; the first ones begin the transaction."""
+    """Adds partitions that the producer is about to write to. The first partitions begin the transaction."""
     if known.state.is_prepared:
         return ErrorCode.CONCURRENT_TRANSACTIONS
     added = dict.fromkeys(partitions)
@@ -173,7 +174,7 @@ def add_partitions(known: TransactionMetadata, partitions: Iterable[PartitionKey
 
 
 def end(known: TransactionMetadata, committed: bool, now_ms: int) -> Decision:
-    """The producer commits or aborts."""
+    """Commits or aborts the producer's transaction."""
     if known.state.is_prepared:
         return ErrorCode.CONCURRENT_TRANSACTIONS
     if known.state is TransactionState.ONGOING:
@@ -184,7 +185,7 @@ def end(known: TransactionMetadata, committed: bool, now_ms: int) -> Decision:
 
 
 def complete(known: TransactionMetadata, now_ms: int) -> TransactionMetadata:
-    """All partitions of the prepared transaction have their markers."""
+    """Completes a prepared transaction when all its partitions have their markers."""
     is_commit = known.state is TransactionState.PREPARE_COMMIT
     return known._replace(
         state=TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT,

@@ -1,4 +1,4 @@
-"""Metrics of a transaction coordinator, under Kafka's names. The transactions are looked at when a metric is read."""
+"""Metrics of a transaction coordinator, under Kafka's names. Each value is computed when the metric is read."""
 
 from klamm.base.metrics import MetricName, Metrics
 from klamm.coordinator.transactions.coordinator import TransactionCoordinator

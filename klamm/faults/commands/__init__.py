@@ -1,7 +1,7 @@
-"""The vocabulary of faults. Everything that speaks of faults uses these classes: Python, HTTP, the command line, the
-history, pytest's marker, and hypothesis's strategy.
+"""The vocabulary of faults. All interfaces use these classes: Python, HTTP, the command line, the history, pytest's
+marker and hypothesis's strategy.
 
-`Fault.to_json` and `from_json` are each other's inverse.
+`from_json` is the inverse of `Fault.to_json`.
 """
 
 from klamm.faults.commands.actions import (

@@ -1,6 +1,7 @@
-"""What is done once to a cluster: sessions end, leaders move, groups rebalance, transactions are aborted, a batch rots.
+"""One-time actions on a cluster: ending sessions, moving leaders, rebalancing groups, aborting transactions, damaging a
+batch.
 
-An action says nothing of the server that carries it out: the controller, a coordinator, or the broker that it names.
+An action does not name the server that carries it out: the controller, a coordinator or the broker that it is about.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
 """Faults of answers: an error, a delay, silence or a closed connection in place of a broker's answer to some requests.
 
-Each names an API, as Kafka's documentation writes it, and may be narrowed in two ways:
+Each fault names an API, by the name in Kafka's documentation, and may be narrowed in two ways:
 
 - To requests: by `topic` and `partition`, `client_id`, `group`, `transactional_id`. Only such requests are calls.
 - To calls: `on_call` lists their numbers, from 1; `probability` draws by `seed` and the number of the call, so that the
-  same calls are struck each time; `times` ends the fault after so many strikes. Calls and strikes are counted in the
+  same calls are struck each time; `times` ends the fault after this many strikes. Calls and strikes are counted in the
   whole cluster, unless the fault is for one `broker`.
 
-With `after` the request has had its effect before the fault strikes: an append whose answer is lost, for example.
+With `after` the fault strikes after the request has had its effect: for example, the answer of an append is lost.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ MAX_DELAY_MS = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFault(Fault):
-    """What these faults have in common."""
+    """The base of all faults of answers."""
 
     api: str = field(metadata={"values": tuple(API_KEYS)})
     broker: int | None = None
@@ -95,7 +95,7 @@ class FailAnswers(AnswerFault):
         return ErrorCode[self.error]
 
     def _partitioned(self) -> frozenset[ApiKey]:
-        # A request of Metadata names no partitions, but its response has an error for each.
+        # A Metadata request names no partitions, but its response has an error for each partition.
         return PARTITIONED | {ApiKey.METADATA}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from klamm.faults.commands.codec import Fault, command
 from klamm.processes.local_cluster import Server
 
-# Fifty years: no clock is set to a time before 1970.
+# Fifty years, so that no clock is set to a time before 1970.
 MAX_SHIFT_MS = 50 * 365 * 24 * 60 * 60 * 1000
 MAX_DRIFT_PPM = 1_000_000.0
 

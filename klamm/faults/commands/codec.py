@@ -1,10 +1,10 @@
-"""What all commands have in common: their kinds, the check of their fields, and their JSON form.
+"""The base of all commands: their kinds, the check of their fields, and their JSON form.
 
 A command is a frozen dataclass. Its JSON form is an object with its kind and its fields: `{"kind": "network.cut",
 "servers": [0, 1]}`. Fields that have their default value are left out.
 
-What must stay true: a command that exists is valid. Whatever its origin, the same check of its fields raises
-ValueError, with a sentence that names the field, the value and what is allowed.
+What must stay true: every command object is valid. The same check of the fields serves all interfaces. It raises
+ValueError with a sentence that names the field, the value and what is allowed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Json = Any
 
 C = TypeVar("C", bound="Command")
 
-# How long a list and a text in a command may be: a command fits into a line of an agent.
+# The maximum length of a list and of a text in a command, so that a command fits into a line of an agent.
 MAX_ITEMS = 10_000
 MAX_CHARACTERS = 10_000
 MAX_INTEGER = 2**63 - 1
@@ -71,8 +71,8 @@ class Command:
 class Fault(Command):
     """A fault that stays until it is removed.
 
-    `method`: the method of a Cluster that installs it and has the fields as arguments, if there is one; `named` are
-    the arguments that the method needs even if they have their default value.
+    `method` is the method of a Cluster that installs it, with the fields as arguments, if there is one. `named` are the
+    arguments that the method needs even if they have their default value.
     """
 
     method: ClassVar[str] = ""
@@ -91,14 +91,14 @@ class Fault(Command):
 
 
 class Action(Command):
-    """Something that is done once, by one server, and has a result."""
+    """An action that one server carries out once, with a result."""
 
     def concerns(self, server: Server) -> bool:
         """Whether this server may be able to perform it."""
         return True
 
     def python(self, server: Server | None) -> str:
-        """The Python that has a server of the cluster `c` perform this, for a report."""
+        """The Python that has a server of the cluster `c` perform this action, for a report."""
         return f"c.faults.perform({server!r}, {self})"
 
 
@@ -143,7 +143,7 @@ def from_json(value: Json) -> Command:
 
 
 def _arguments(values: Mapping[str, Any]) -> str:
-    """Values as the arguments of a call."""
+    """The values as the arguments of a call."""
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
@@ -188,7 +188,7 @@ def _words(hint: Any) -> str:
 
 
 def nearest(name: str, allowed: list[str]) -> str:
-    """What is allowed, the nearest names first."""
+    """The allowed names, the nearest first."""
     near = get_close_matches(name, allowed)
     return "allowed: " + ", ".join([*near, *(other for other in allowed if other not in near)])
 

@@ -1,12 +1,12 @@
 """Faults of the disk of brokers.
 
-Each strikes the operations of some kinds (`operations`; empty means all of them) on some files: those of a `topic` or
+Each fault strikes some kinds of operations (`operations`; empty means all kinds) on some files: those of a `topic` or
 one `partition`, those below a `directory`, or those whose name matches the pattern `file` (`*.index`). Without any of
-these it strikes all files of the broker, checkpoints and meta.properties among them.
+these it strikes all files of the broker, including checkpoints and meta.properties.
 
 | operation | is                                                              |
 |-----------|-----------------------------------------------------------------|
-| `read`    | reading a file; what is in the page cache is read from the disk |
+| `read`    | reading a file, even if its data are in the page cache          |
 | `write`   | writing, cutting or preallocating a file                        |
 | `sync`    | syncing a file, a directory or the file system                  |
 | `open`    | opening or creating a file, or creating a directory             |

@@ -1,9 +1,9 @@
 """Faults of the network: between brokers, ZooKeeper and clients.
 
-Each names the places at the two ends of the connections that it concerns: `one` and `other`. A place is the id of a
-broker, "zookeeper", "clients", or "brokers" for all of them. A connection of a place with itself is no such connection,
-so `one=(0,), other=("brokers",)` means broker 0 and every other broker. `client_id` narrows "clients" to those that
-call themselves so. The requests of the cluster that is under test are never concerned.
+Each fault names the two ends of its connections as places: `one` and `other`. A place is the id of a broker,
+"zookeeper", "clients", or "brokers" for all brokers. Connections from a place to itself are excluded, so `one=(0,),
+other=("brokers",)` means broker 0 and every other broker. `client_id` narrows "clients" to those with this client id.
+Requests of the cluster's owner are never concerned.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MAX_BYTES_PER_S = 2**40
 
 
 class NetworkFault(Fault):
-    """What `heal` removes."""
+    """A fault that `heal` removes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class LinkFault(NetworkFault):
             raise ValueError(f'{self.kind}: client_id={self.client_id!r} needs the place "clients"; {both}')
 
     def concerns(self, server: Server) -> bool:
-        """A connection is disturbed at its broker, or, between two brokers, at the one that has dialled."""
+        """Brokers disturb their connections. Between two brokers, the one that has opened the connection does."""
         return isinstance(server, int) and (_is_at(server, self.one) or _is_at(server, self.other))
 
     def named_brokers(self) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class LinkFault(NetworkFault):
         return self.leads(source, target) or self.leads(target, source)
 
     def leads(self, source: End, target: End) -> bool:
-        """Whether the connection is one from `one` to `other`."""
+        """Whether a connection from `source` to `target` is one from `one` to `other`."""
         return source != target and _is_at(source, self.one) and _is_at(target, self.other)
 
     def _check(self, name: str, is_allowed: bool, allowed: str) -> None:
@@ -145,7 +145,7 @@ def _is_at(end: End, places: tuple[Place, ...]) -> bool:
 
 
 def _are_ends(one: Place, other: Place) -> bool:
-    """Whether there may be a connection with these two ends."""
+    """Whether a connection may have these two ends."""
     if isinstance(one, int) and isinstance(other, int):
         return one != other
     return any(isinstance(place, int) or place == "brokers" for place in (one, other))

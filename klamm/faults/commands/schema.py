@@ -1,4 +1,4 @@
-"""The vocabulary of faults as a JSON Schema, made of the dataclasses: for editors, and generators of client code."""
+"""Makes a JSON Schema from the dataclasses of the faults, for editors and generators of client code."""
 
 import dataclasses
 import types

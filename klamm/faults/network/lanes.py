@@ -1,9 +1,9 @@
-"""One direction of a disturbed connection: bytes arrive late, slowly, or not before the link is whole again.
+"""One direction of a disturbed connection: bytes arrive late, slowly, or only after the end of a cut.
 
 What must stay true:
-- Bytes arrive in order, whatever happens to the conditions meanwhile, and none is lost or doubled.
-- A lane without faults keeps nothing: bytes have arrived when `put` returns, unless others are in front of them.
-- One step of a lane hands over one item, so that a healed backlog does not hold the loop.
+- Bytes arrive in order and are neither lost nor duplicated, however the conditions change meanwhile.
+- A lane without faults keeps nothing: bytes have arrived when `put` returns, unless earlier bytes still wait.
+- One step of a lane hands over one item, so that the backlog of a cut does not hold the loop.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-# Bytes of a slow lane arrive in pieces that take so long.
+# The bytes of a slow lane arrive in pieces of this duration.
 PIECE_S = 0.02
 
 
@@ -28,9 +28,9 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What becomes of the bytes in a lane.
+    """The effects of faults on the bytes in a lane.
 
-    `delays` add up. `bytes_per_s` None is no limit. `held` is called when a fault holds or delays bytes.
+    `delays` add up. `bytes_per_s` is None without a limit. `held` is called when a fault holds or delays bytes.
     """
 
     is_cut: bool = False
@@ -47,7 +47,7 @@ CLEAR = Conditions()
 
 
 class _Item:
-    """Bytes on their way, or, without bytes, what happens when all bytes before have arrived."""
+    """Bytes in the lane, or an action that happens when all earlier bytes have arrived."""
 
     __slots__ = ("action", "data", "due_s", "put_s")
 
@@ -56,8 +56,8 @@ class _Item:
 
 
 class Lane:
-    """`hand_over(data)` takes what arrives, and returns how many of the bytes it took, which is at least one.
-    `advanced()` is called when something that was on its way has arrived."""
+    """`hand_over(data)` takes arriving bytes and returns how many it took, at least one. `advanced()` is called when an
+    item of the lane has arrived."""
 
     def __init__(self, hand_over: Callable[[memoryview], int], advanced: Callable[[], None] = _nothing) -> None:
         self.held_bytes = 0
@@ -67,7 +67,7 @@ class Lane:
         self._items: deque[_Item] = deque()
         self._is_stopped = False
         self._last_due_s = 0.0
-        # A slow lane takes the next bytes from this time on.
+        # A slow lane hands over the next bytes at this time or later.
         self._free_at_s = 0.0
         self._timer: asyncio.Handle | None = None
 
@@ -77,11 +77,12 @@ class Lane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the lane makes no difference."""
+        """Whether the lane is empty and has no faults."""
         return not self._items and self._conditions.are_clear
 
     def change(self, conditions: Conditions) -> None:
-        """What is on its way keeps its time of arrival, unless a delay has ended: then it has only the others."""
+        """Sets new conditions. Bytes in the lane keep their time of arrival, except that ended delays no longer
+        count."""
         ended = set(self._conditions.delays) - set(conditions.delays)
         self._conditions = conditions
         if conditions.are_clear:
@@ -93,7 +94,7 @@ class Lane:
         self._schedule()
 
     def put(self, data: memoryview) -> None:
-        """The lane keeps the data until they have arrived."""
+        """Adds bytes. The lane refers to `data` until they have arrived."""
         if not self._items and self._conditions.are_clear and not self._is_stopped:
             taken = self._hand_over(data)
             if taken == len(data):
@@ -105,23 +106,23 @@ class Lane:
         self._append(data, _nothing)
 
     def then(self, action: Callable[[], None]) -> None:
-        """Calls `action` when everything before has arrived; at once if nothing is on its way and there is no fault."""
+        """Calls `action` when all earlier bytes have arrived; at once if the lane is idle."""
         if self.is_idle:
             action()
         else:
             self._append(None, action)
 
     def stop(self) -> None:
-        """The receiver takes no bytes. Actions that no bytes precede still happen."""
+        """Stops handing over bytes. Actions before the first bytes still happen."""
         self._is_stopped = True
 
     def resume(self) -> None:
-        """The receiver takes bytes again."""
+        """Hands over bytes again."""
         self._is_stopped = False
         self._schedule()
 
     def clear(self) -> None:
-        """Throws away everything that is on its way."""
+        """Drops all bytes and actions."""
         self._items.clear()
         self.held_bytes = 0
         self._schedule()
@@ -133,7 +134,7 @@ class Lane:
             self._schedule()
 
     def _due_s(self, put_s: float) -> float:
-        """When the next item arrives: by its own delays, and not before the one in front of it."""
+        """When the next item arrives: after its own delays, and not before the item in front of it."""
         self._last_due_s = max(self._last_due_s, put_s + sum(draw() for draw in self._conditions.delays))
         return self._last_due_s
 

@@ -1,14 +1,14 @@
-"""The network of one broker under faults: every connection that it dials or accepts can be disturbed.
+"""The network of one broker under faults: every connection that it opens or accepts can be disturbed.
 
-A fault between two brokers, or a broker and ZooKeeper, is enforced by the broker that has dialled, which knows the
-address. A fault between clients and a broker is enforced by the broker, which learns the client's id from the first
+The broker that opens a connection enforces faults between two brokers, or a broker and ZooKeeper, because it knows the
+address. The accepting broker enforces faults between clients and brokers. It learns the client id from the first
 request of the connection.
 
 What must stay true:
-- Once `install` has returned, no byte that is written passes a cut.
+- Once `install` has returned, no written byte passes a cut.
 - A client is identified before it is served if a fault concerns clients.
-- The connections of other brokers, and of the cluster under test itself, are no clients.
-- Chance comes from the fault's seed, the two ends, and the number of the connection between them.
+- Connections of other brokers, and of the cluster's owner, do not count as clients.
+- Randomness comes from the fault's seed, the two ends, and the number of the connection between them.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from klamm.protocol.messages import ApiKey
 
 Address = tuple[str, int]
 
-# What clients never send. Followers fetch and call themselves so, as Kafka's do.
+# APIs that clients never use. Followers fetch with this client id, as Kafka's do.
 _FOLLOWER = re.compile(r"broker-\d+-fetcher-\d+")
 _BROKERS_REQUESTS = frozenset(
     {
@@ -69,13 +69,14 @@ _MAX_HEADER_BYTES = _HEADER.size + 2**15
 
 @dataclass(eq=False)
 class _Active:
-    """An installed fault. `connections`: those that it concerns, by number, and whether it has struck them."""
+    """An installed fault. `connections` has the number of each concerned connection, and whether the fault has struck
+    it."""
 
     fault: LinkFault
     tally: Tally
     connections: dict[int, bool] = field(default_factory=dict)
-    # The delays of each connection, by its number, in each direction. They follow from the seed, the two ends, and how
-    # many connections these ends have had before.
+    # The delays by the number of the connection and the direction. They follow from the seed, the two ends, and the
+    # number of earlier connections between these ends.
     draws: dict[tuple[int, bool], Draw] = field(default_factory=dict)
     drawn: Counter[str] = field(default_factory=Counter)
 
@@ -92,9 +93,9 @@ class _Active:
 
 @dataclass(eq=False)
 class _Connection:
-    """What is known of a connection. `address` None: this broker has accepted it.
+    """A connection. `address` is None if this broker has accepted it.
 
-    `is_identified`: the peer is known. `is_exempt`: it belongs to another broker, or to the cluster under test.
+    `is_identified` if the peer is known. `is_exempt` if the peer is another broker, or the cluster's owner.
     """
 
     number: int
@@ -103,12 +104,12 @@ class _Connection:
     client_id: str | None = None
     is_exempt: bool = False
     first_bytes: bytes = b""
-    # The faults that concern it, in one direction at least.
+    # The faults that concern the connection in at least one direction.
     faults: list[_Active] = field(default_factory=list)
 
 
 class Network:
-    """The network of `server`. `addresses()`: the servers by the addresses on which they listen."""
+    """The network of `server`. `addresses()` returns the servers by their listener addresses."""
 
     def __init__(self, server: int, addresses: Callable[[], Mapping[Address, Server]]) -> None:
         self._server = server
@@ -120,7 +121,7 @@ class Network:
         self._receive_buffer = ReceiveBuffer()
 
     def register(self, agent: Agent) -> None:
-        """The agent's faults of the network are installed here."""
+        """Registers the network faults with the agent."""
         for kind in (CutLinks, DelayLinks, SlowLinks):
             agent.installs(kind, self.install)
         agent.installs(ResetConnections, self.reset)
@@ -129,7 +130,7 @@ class Network:
     # -- faults -----------------------------------------------------------------------------------------------------
 
     def install(self, fault: LinkFault, tally: Tally) -> Callable[[], None]:
-        """Begins a cut, a delay or a limited rate; the returned function ends it."""
+        """Begins a cut, a delay or a rate limit; returns a function that ends it."""
         active = _Active(fault, tally)
         self._active.append(active)
         for tap, connection in self._connected():
@@ -156,7 +157,7 @@ class Network:
         return lambda: None
 
     def half_open(self, fault: HalfOpenConnections, tally: Tally) -> Callable[[], None]:
-        """Ends the open connections at one end; the returned function ends them at the other."""
+        """Ends the open connections at one end; returns a function that ends them at the other end."""
         taps = []
         for tap, connection in self._open_connections(fault, tally):
             peer = self._peer(connection)
@@ -172,7 +173,7 @@ class Network:
         return end
 
     def _open_connections(self, fault: LinkFault, tally: Tally) -> list[tuple[Tap, _Connection]]:
-        """Those that a fault concerns, oldest first."""
+        """The open connections that a fault concerns, oldest first."""
         concerned = [
             (tap, connection)
             for tap, connection in self._connected()
@@ -185,7 +186,7 @@ class Network:
     # -- connections ------------------------------------------------------------------------------------------------
 
     async def dial(self, address: Address) -> _Connection:
-        """Returns when the packets of a new connection pass in both directions. Raises ConnectionRefusedError."""
+        """Returns when packets of a new connection pass in both directions. Raises ConnectionRefusedError."""
         connection = self._new_connection(address)
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
@@ -228,7 +229,7 @@ class Network:
         return _Connection(self._last_number, address, is_identified=address is not None)
 
     def _identify(self, tap: Tap, data: memoryview) -> bool:
-        """Looks at the first bytes of a client; returns False when no more are needed."""
+        """Looks at the first bytes of a client; returns False when it needs no more bytes."""
         connection = self._connections[tap]
         connection.first_bytes += bytes(data[:_MAX_HEADER_BYTES])
         header = _parsed(connection.first_bytes)
@@ -249,7 +250,7 @@ class Network:
         return [(tap, connection) for tap, connection in self._connections.items() if tap.is_connected]
 
     def _begin(self, tap: Tap) -> None:
-        """The connection is open, or its client is known now."""
+        """Applies the faults to a connection that is open or identified now."""
         self._find_faults(self._connections[tap])
         self._apply(tap)
 
@@ -269,7 +270,7 @@ class Network:
 
     def _conditions(self, connection: _Connection, *, outgoing: bool) -> Conditions:
         if not connection.is_identified:
-            # Requests wait until it is clear whose they are. Nothing is sent before the first request.
+            # Requests wait until the client is known. Nothing is sent before the first request.
             is_cut = not outgoing and any(active.fault.covers("clients", self._server) for active in self._active)
             return Conditions(is_cut=is_cut)
         concerned = [active for active in connection.faults if self._covers(active.fault, connection, outgoing)]
@@ -286,7 +287,7 @@ class Network:
         )
 
     def _concerns(self, fault: LinkFault, connection: _Connection) -> bool:
-        """Whether the fault concerns the connection, in one direction at least."""
+        """Whether the fault concerns the connection in at least one direction."""
         if connection.is_exempt or not connection.is_identified:
             return False
         if connection.address is None and fault.client_id not in (None, connection.client_id):
@@ -294,14 +295,14 @@ class Network:
         return any(self._covers(fault, connection, outgoing) for outgoing in (True, False))
 
     def _covers(self, fault: LinkFault, connection: _Connection, outgoing: bool) -> bool:
-        """Whether the fault concerns the bytes that this broker sends, or receives."""
+        """Whether the fault concerns the bytes that this broker sends (`outgoing`) or receives."""
         peer = self._peer(connection)
         if peer is None:
             return False
         return fault.covers(self._server, peer) if outgoing else fault.covers(peer, self._server)
 
     def _peer(self, connection: _Connection) -> End | None:
-        """The other end. None: a program that is no server of the cluster."""
+        """The other end, or None for a program that is not a server of the cluster."""
         return "clients" if connection.address is None else self._addresses().get(connection.address)
 
     def _is_refused(self, connection: _Connection) -> bool:
@@ -328,7 +329,7 @@ class Network:
 
 
 class FaultyLoop(uvloop.Loop):
-    """The loop of a broker under faults: its connections are those of the network."""
+    """The loop of a broker under faults: all its connections go through the network."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -350,7 +351,7 @@ class FaultyLoop(uvloop.Loop):
 
 
 def jittered(delay_s: float, jitter_s: float, chance: random.Random) -> Draw:
-    """Delays between `delay_s - jitter_s` and `delay_s + jitter_s`."""
+    """Random delays between `delay_s - jitter_s` and `delay_s + jitter_s`."""
     return lambda: delay_s + chance.uniform(-jitter_s, jitter_s)
 
 
@@ -359,9 +360,9 @@ def _delays(fault: LinkFault) -> bool:
 
 
 def _parsed(data: bytes) -> tuple[int, str | None] | None:
-    """The API and the client id of the request that begins so; None until enough of it is there.
+    """The API and the client id of the request that begins with these bytes; None until enough bytes are there.
 
-    What is no request has no client id.
+    Bytes that are not a request have no client id.
     """
     if len(data) < 4:
         return None

@@ -1,15 +1,16 @@
-"""A connection that can be disturbed: to the loop's transport it is the protocol, to the broker's protocol the
-transport.
+"""A connection that can be disturbed. It is the protocol of the loop's transport, and the transport of the broker's
+protocol.
 
-A `Tap` stands between the two only while a fault concerns the connection, or bytes are on their way. Otherwise it has
-stepped aside: the loop calls the broker's protocol directly, and the methods of the tap that the broker calls are those
-of the loop's transport.
+A `Tap` stands between the two only while a fault concerns the connection, or while it holds bytes. Otherwise it has
+stepped aside: the loop calls the broker's protocol directly, and the tap's methods that the broker calls are those of
+the loop's transport.
 
 What must stay true:
-- Bytes arrive in order, and none is lost or doubled while the connection lives, however often faults begin and end.
-- Across a cut nothing passes: no byte, no end of the stream, no reset. What TCP sends again when the link is whole
-  arrives then.
-- What a tap holds is bounded: it reads no more than `MAX_HELD_BYTES` that its protocol does not take, and it pauses a
+- Bytes arrive in order and are neither lost nor duplicated while the connection lives, however often faults begin and
+  end.
+- Nothing passes a cut: no byte, no end of the stream, no reset. Everything that TCP would retransmit arrives after the
+  cut.
+- The bytes in a tap are bounded: it stops reading at `MAX_HELD_BYTES` that its protocol does not take, and pauses a
   protocol that writes more than its own limit.
 - Without a fault no read and no write passes through this module.
 """
@@ -25,14 +26,14 @@ from klamm.base.environment import Buffer
 from klamm.faults.network.lanes import Conditions, Lane
 from klamm.net.framing import ReceiveBuffer
 
-# About the window of a TCP connection.
+# About the size of a TCP window.
 MAX_HELD_BYTES = 1024 * 1024
 DEFAULT_HIGH_BYTES = 64 * 1024
 
 # SO_LINGER of 0 seconds: closing sends a reset.
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
-# The methods of the loop's transport that take the place of the tap's own when it has stepped aside.
+# The methods of the loop's transport that replace the tap's own methods while it has stepped aside.
 _SHORT_CUTS = (
     "write",
     "writelines",
@@ -49,7 +50,7 @@ _SHORT_CUTS = (
 
 class Tap(asyncio.Transport, asyncio.BufferedProtocol):
     """See the module. `opened(tap)` is called before the protocol learns of the connection, and may set conditions.
-    `received(tap, data)` sees the first bytes that arrive, before the protocol, until it returns False.
+    `received(tap, data)` sees arriving bytes before the protocol does, until it returns False.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._low_bytes, self._high_bytes = DEFAULT_HIGH_BYTES // 4, DEFAULT_HIGH_BYTES
         self._is_reading = True
         self._is_full = False  # the protocol has been told to pause writing
-        # The protocol has closed the connection; it has been told of the end; the loop's transport has ended.
+        # Whether the protocol has closed the connection, was told of the end, and whether the transport has ended.
         self._is_closing = False
         self._is_over = False
         self._has_ended = False
-        # The stream of the other end has ended.
+        # Whether the stream of the other end has ended.
         self._is_at_end = False
-        # The other end has been cut off, and the protocol does not know.
+        # Whether the other end has lost the connection, unknown to the protocol.
         self._is_deserted = False
 
     def _make_lanes(self) -> None:
@@ -87,11 +88,11 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the protocol has the connection."""
+        """Whether the connection is open for the protocol."""
         return self.is_connected and not self._is_over and not self.is_closing()
 
     def change(self, outgoing: Conditions, incoming: Conditions) -> None:
-        """Sets the conditions in both directions. A connection that the protocol has closed before stays as it is."""
+        """Sets the conditions in both directions. A connection that the protocol has already closed stays as it is."""
         if self._is_aside:
             if (outgoing.are_clear and incoming.are_clear) or self._transport.is_closing():
                 return
@@ -104,7 +105,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._step_aside_soon()
 
     def reset(self) -> None:
-        """Both ends see that the connection was reset."""
+        """Resets the connection for both ends."""
         self._step_between()
         self._forget_all()
         self._is_closing = True
@@ -112,14 +113,14 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._tell_end(_reset_by_peer())
 
     def drop_here(self) -> None:
-        """This end loses the connection, and the other one believes in it until `end_half_open`."""
+        """This end loses the connection. For the other end it stays open until `end_half_open`."""
         self._step_between()
         self._forget_all()
         self._is_closing = True
         self._tell_end(_reset_by_peer())
 
     def drop_there(self) -> None:
-        """The other end loses the connection, and this one believes in it until `end_half_open`."""
+        """The other end loses the connection. For this end it stays open until `end_half_open`."""
         self._step_between()
         self._is_deserted = True
         cut = Conditions(is_cut=True)
@@ -128,7 +129,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._reset_other_end()
 
     def end_half_open(self) -> None:
-        """The end that still believed in the connection is told that it was reset."""
+        """Resets the connection for the end for which it was still open."""
         if self._is_deserted:
             self._tell_end(_reset_by_peer())
         elif not self._has_ended:
@@ -151,7 +152,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_over or self._is_closing:
             return
-        # The lane may keep them, and the buffer is used again.
+        # A copy: the lane may keep the bytes, and the buffer is reused.
         data = memoryview(bytes(self._shared.view[:nbytes]))
         if self._look_at is not None and not self._look_at(self, data):
             self._look_at = None
@@ -164,7 +165,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
             return False
         self._is_at_end = True
         self._incoming.then(self._deliver_eof)
-        # TLS cannot be half closed. Its transport ends now, which the protocol learns when the link is whole.
+        # TLS has no half-closed connections. Its transport ends now; the protocol learns this after a cut.
         return self._transport.get_extra_info("sslcontext") is None and not self._transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -217,7 +218,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_closing = True
         self._incoming.clear()
         if self._is_deserted or self._has_ended or self._outgoing.is_cut:
-            # The system has taken the bytes, and sends them when the link is whole.
+            # The system has taken the bytes, and sends them after the cut.
             self._tell_end(None)
         self._outgoing.then(self._if_not_ended(self._transport.close))
 
@@ -260,7 +261,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "socket" and (self._has_ended or self._is_deserted):
-            return default  # Its descriptor may be that of another connection by now.
+            return default  # Another connection may have its file descriptor by now.
         return self._transport.get_extra_info(name, default)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -289,16 +290,16 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         for name in _SHORT_CUTS:
             del vars(self)[name]
         self._transport.set_protocol(self)
-        # From here on the transport says when it is empty and when not, and the limits are the tap's own business.
+        # The tap now applies the limits. With a high limit of 0 the transport reports when it is empty and when not.
         self._transport.set_write_buffer_limits(high=0)
         if self._transport.get_write_buffer_size() > self._low_bytes:
-            # Whether the protocol was told to pause cannot be known; it may be told again.
+            # The protocol may have been told to pause already; telling it twice is harmless.
             self._is_full = True
             cast(asyncio.Protocol, self._protocol).pause_writing()
         self._transport.resume_reading()
 
     def _step_aside_soon(self) -> None:
-        # Not now: the transport may be in the midst of a read, and its protocol in the midst of an answer.
+        # Not now: the transport may be in the middle of a read, or the protocol in the middle of an answer.
         if self._may_step_aside():
             asyncio.get_running_loop().call_soon(self._step_aside)
 
@@ -326,7 +327,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(self._high_bytes, self._low_bytes)
         self._transport.set_protocol(self._protocol)
         vars(self).update({name: getattr(self._transport, name) for name in _SHORT_CUTS})
-        # What knows the tap, too, would keep an ended connection until the garbage collector comes.
+        # These refer to the tap, and the cycle would keep an ended connection until a garbage collection.
         del self._outgoing, self._incoming, self._protocol
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -385,7 +386,7 @@ class Tap(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming.clear()
 
     def _tell_end(self, error: Exception | None) -> None:
-        """The protocol learns, once, that the connection is over."""
+        """Tells the protocol once that the connection is over."""
         if not self._is_over:
             self._is_over = True
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, error)
