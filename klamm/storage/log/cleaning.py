@@ -92,7 +92,7 @@ def swap_cleaned(log: Log, job: CleaningJob, group: CleanedGroup) -> bool:
         for segment in log.segments.starting_with(group.base_offset)
         if segment.base_offset in group.source_base_offsets and segment.size_bytes == sizes[segment.base_offset]
     ]
-    cleaned = log.new_segment(group.base_offset, created_ms=0, suffix=CLEANED_SUFFIX)  # never active, so of any age
+    cleaned = log.new_segment(group.base_offset, suffix=CLEANED_SUFFIX)
     try:
         cleaned.open_existing()
         cleaned.transaction_index.load()

@@ -634,8 +634,8 @@ class Log:
             self._preallocated.set()
             self._preallocated = None
 
-    def new_segment(self, base_offset: int, created_ms: int, *, suffix: str = "") -> LogSegment:
-        """A segment that is not in the log yet. Its files need not exist."""
+    def new_segment(self, base_offset: int, created_ms: int | None = None, *, suffix: str = "") -> LogSegment:
+        """A segment that is not in the log yet. Its files need not exist. Without `created_ms` it is created now."""
         jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
         segment = LogSegment(
             self._file_system,
@@ -644,7 +644,7 @@ class Log:
             self.durability.unsynced,
             index_interval_bytes=self.config.index_interval_bytes,
             roll_jitter_ms=self._environment.random.randrange(jitter_ms) if jitter_ms > 0 else 0,
-            created_ms=created_ms,
+            created_ms=self._environment.now_ms() if created_ms is None else created_ms,
             suffix=suffix,
         )
         segment.open_log_files = self._open_files
@@ -773,7 +773,7 @@ class Log:
         self._reader.invalidate()
         try:
             self._remove_newest_first(list(self._segments))
-            segment = self.new_segment(offset, self._environment.now_ms())
+            segment = self.new_segment(offset)
             segment.create_files()
             self._segments.add(segment)
             self.snapshots.delete_after(-1)

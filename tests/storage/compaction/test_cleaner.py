@@ -482,6 +482,19 @@ async def test_a_truncation_makes_a_cleaning_void(environment, log):
     assert await values_of(open_log(environment, COMPACTED)) == [(0, b"a", b"1")]
 
 
+async def test_a_cleaned_segment_that_a_truncation_makes_the_active_one_is_not_older_than_its_cleaning(environment):
+    log = open_log(environment, dataclasses.replace(COMPACTED, segment_ms=1000))
+    for key in (b"a", b"b"):
+        put(log, (key, b"1"), timestamp_ms=-1)
+    log.roll()
+    await clean_log(log)
+    log.truncate_to(1)
+    put(log, (b"c", b"2"), timestamp_ms=-1, now_ms=NOW_MS + 1000)
+    assert log.segments.base_offsets == [0]
+    put(log, (b"d", b"3"), timestamp_ms=-1, now_ms=NOW_MS + 1001)
+    assert log.segments.base_offsets == [0, 2]
+
+
 async def test_a_deleted_segment_makes_the_swap_of_its_group_void(log):
     for i in range(6):
         put(log, (b"%d" % i, b"x" * 300))
