@@ -280,7 +280,7 @@ def test_a_coordinator_that_does_not_fence_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(coordinator_module, "producer_error", generous)
     with pytest.raises(SimulationFailure, match="was fenced at"):
-        _run(without_faults, 17)
+        _run(without_faults, 4)
 
 
 def test_offsets_that_are_visible_before_their_marker_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_an_open_transaction_that_is_left_to_the_next_producer_is_found(monkeypa
     )
     found = "the last stable offset is|which was never to be committed, is visible"
     with pytest.raises((TransactionsHang, AssertionError), match=found):
-        _run(without_faults, 1)
+        _run(without_faults, 2)
 
 
 def _delay_markers(monkeypatch: pytest.MonkeyPatch, most_s: float) -> None:
