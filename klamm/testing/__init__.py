@@ -10,16 +10,27 @@ if TYPE_CHECKING:
     from klamm.protocol.error_codes import ErrorCode, KafkaError
     from klamm.testing.async_cluster import AsyncCluster
     from klamm.testing.cluster import Cluster
-    from klamm.testing.cluster_errors import ClusterError, NotInTime
+    from klamm.testing.cluster_errors import ClusterEnded, ClusterError, NotInTime
     from klamm.testing.facts import Broker
     from klamm.testing.helper import Helper
 
-__all__ = ["AsyncCluster", "Broker", "Cluster", "ClusterError", "ErrorCode", "Helper", "KafkaError", "NotInTime"]
+__all__ = [
+    "AsyncCluster",
+    "Broker",
+    "Cluster",
+    "ClusterEnded",
+    "ClusterError",
+    "ErrorCode",
+    "Helper",
+    "KafkaError",
+    "NotInTime",
+]
 
 _MODULES = {
     "AsyncCluster": "klamm.testing.async_cluster",
     "Broker": "klamm.testing.facts",
     "Cluster": "klamm.testing.cluster",
+    "ClusterEnded": "klamm.testing.cluster_errors",
     "ClusterError": "klamm.testing.cluster_errors",
     "ErrorCode": "klamm.protocol.error_codes",
     "Helper": "klamm.testing.helper",

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import Group, GroupState, Member
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.coordinator.groups.group_records import (
     group_metadata_key,

@@ -9,7 +9,8 @@ from klamm.base.environment import Environment
 from klamm.base.slices import in_one_go
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
-from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member, OffsetAndMetadata, SyncResult
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import Group, GroupState, JoinResult, Member, SyncResult
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.groups.group_records import GroupKey, read_group_value, read_key

@@ -17,8 +17,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kazoo.client import KazooClient
 
+import klamm.testing
 from klamm.processes.local_cluster import ReservedPort
-from klamm.testing import Cluster, ClusterError, ErrorCode, Helper, KafkaError, NotInTime
+from klamm.testing import Cluster, ClusterError, ErrorCode, Helper, KafkaError, NotInTime, cluster_errors
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,15 @@ def ended(pid: int, timeout_s: float = 120) -> bool:
 
 def pids_of(cluster: Cluster) -> list[int]:
     return [process.pid for process in cluster._local.processes.servers.values() if process.pid is not None]
+
+
+def test_every_error_is_in_the_package_and_in_its_page() -> None:
+    page = (Path(__file__).parents[2] / "docs/testing.md").read_text(encoding="utf-8")
+    for name, one in vars(cluster_errors).items():
+        if isinstance(one, type):
+            assert getattr(klamm.testing, name) is one
+            assert name in klamm.testing.__all__
+            assert f"| `{name}` |" in page
 
 
 # -- what there is --------------------------------------------------------------------------------------------------

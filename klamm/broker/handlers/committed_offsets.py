@@ -6,7 +6,7 @@ from klamm.base.slices import Steps
 from klamm.broker.handlers.by_partition import sorted_out
 from klamm.broker.requests.registry import Request
 from klamm.broker.requests.security import Operation
-from klamm.coordinator.groups.group import OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.error_codes import ErrorCode

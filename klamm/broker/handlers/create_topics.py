@@ -7,7 +7,7 @@ version 6 on topics beyond it get THROTTLING_QUOTA_EXCEEDED (KIP-599).
 
 from collections import Counter
 
-from klamm.base.slices import Steps, each, in_slices, mapped
+from klamm.base.slices import Slices, Steps, each, in_slices, mapped
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
@@ -40,14 +40,15 @@ async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopi
     names = Counter(await in_slices(mapped(lambda topic: topic.name, body.topics)))
     answers: dict[str, Topic] = {}
     wanted = []
-    async for topic in each(body.topics):
+    slices = Slices()
+    async for topic in each(body.topics, slices):
         if names[topic.name] > 1:
             error = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             answers[topic.name] = _failed(topic.name, error)
         elif not on_cluster and not request.allows(topic.name):
             answers[topic.name] = _failed(topic.name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         else:
-            wanted.append(_new_topic(topic))
+            wanted.append(await in_slices(_new_topic(topic, slices)))
     changes = request.changes(strict=request.version >= FIRST_STRICT_VERSION)
     created = await services.topic_admin.create_topics(wanted, changes, validate_only=body.validate_only)
 
@@ -62,14 +63,10 @@ async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopi
     return AnswerOnly(answer)
 
 
-def _new_topic(topic: CreateTopicsRequest.CreatableTopic) -> NewTopic:
-    return NewTopic(
-        topic.name,
-        topic.num_partitions,
-        topic.replication_factor,
-        [(assignment.partition_index, assignment.broker_ids) for assignment in topic.assignments],
-        {config.name: config.value for config in topic.configs},
-    )
+def _new_topic(topic: CreateTopicsRequest.CreatableTopic, slices: Slices) -> Steps[NewTopic]:
+    assignments = yield from mapped(lambda one: (one.partition_index, one.broker_ids), topic.assignments, slices)
+    configs = yield from mapped(lambda config: (config.name, config.value), topic.configs, slices)
+    return NewTopic(topic.name, topic.num_partitions, topic.replication_factor, assignments, dict(configs))
 
 
 def _created(request: Request[CreateTopicsRequest], topic: CreatedTopic) -> Topic:

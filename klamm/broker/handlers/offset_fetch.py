@@ -10,7 +10,7 @@ from klamm.base.slices import Steps, in_slices, slices
 from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.coordinator.groups.group import OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import NO_TIMESTAMP

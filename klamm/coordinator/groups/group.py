@@ -1,4 +1,5 @@
-"""One group in its coordinator: state, members, generation, committed offsets (Kafka's `GroupMetadata`).
+"""One group in its coordinator: state, members, generation, assignment (Kafka's `GroupMetadata`). Its `offsets` are in
+`committed_offsets`.
 
 | state               | may follow on                              | what members are doing                            |
 |---------------------|--------------------------------------------|---------------------------------------------------|
@@ -14,21 +15,19 @@ What must stay true:
 - A member has one id; an instance id (KIP-345) has one member. The leader is a member, if there are members.
 - The protocol of a generation is one that all its members support.
 - Members' metadata are opaque bytes. Only the steps of `subscribed_among` look into them, when they must.
-- A committed offset is replaced only by one that is later in the log, whenever the transaction of either one ends.
 
 Source: kafka.coordinator.group.GroupMetadata, MemberMetadata.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
 from klamm.base.slices import Slices, Steps
-from klamm.coordinator.groups.transactional_offsets import PendingCommit, TransactionalOffsets
+from klamm.coordinator.groups.committed_offsets import CommittedOffsets
 from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_among
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.vocabulary import PartitionKey
 
 NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1
@@ -94,16 +93,6 @@ class SyncResult(NamedTuple):
 
 JoinCallback = Callable[[JoinResult], None]
 SyncCallback = Callable[[SyncResult], None]
-
-
-class OffsetAndMetadata(NamedTuple):
-    """A committed offset. `expire_timestamp_ms` is set only if the client chose its own retention (until version 4)."""
-
-    offset: int
-    leader_epoch: int
-    metadata: str
-    commit_timestamp_ms: int
-    expire_timestamp_ms: int | None = None
 
 
 class MemberSummary(NamedTuple):
@@ -223,10 +212,7 @@ class Group:
         self.new_member_added = False
         self._awaiting_join = 0
         self._supported_protocols: Counter[str] = Counter()
-        # (offset of the record in __consumer_offsets, committed offset)
-        self._offsets: dict[PartitionKey, tuple[int, OffsetAndMetadata]] = {}
-        self._pending_commits: dict[PartitionKey, list[OffsetAndMetadata]] = {}
-        self._transactional: TransactionalOffsets[OffsetAndMetadata] = TransactionalOffsets()
+        self.offsets = CommittedOffsets()
 
     @classmethod
     def load_steps(
@@ -492,159 +478,3 @@ class Group:
             if slices.spend():
                 yield
         return summary
-
-    # -- offsets ----------------------------------------------------------------------------------------------------
-
-    @property
-    def offsets(self) -> Mapping[PartitionKey, OffsetAndMetadata]:
-        """A copy of the committed offsets."""
-        return {partition: offset for partition, (_, offset) in self._offsets.items()}
-
-    @property
-    def offset_count(self) -> int:
-        return len(self._offsets)
-
-    @property
-    def has_offsets(self) -> bool:
-        """Whether an offset is committed or a commit is pending."""
-        return bool(self._offsets or self._pending_commits or self._transactional.partitions)
-
-    def offset(self, partition: PartitionKey) -> OffsetAndMetadata | None:
-        found = self._offsets.get(partition)
-        return None if found is None else found[1]
-
-    def has_offset(self, partition: PartitionKey) -> bool:
-        """Whether an offset of the partition is committed or a commit is pending."""
-        return partition in self._offsets or self.is_commit_pending(partition)
-
-    def is_commit_pending(self, partition: PartitionKey) -> bool:
-        """Whether an offset is being appended, or waits for the end of its transaction."""
-        return partition in self._pending_commits or partition in self._transactional.partitions
-
-    def load_offset(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
-        """Loads the offset from the record at `record_offset` of the log."""
-        self._offsets[partition] = record_offset, offset
-
-    def prepare_commit(self, offsets: Mapping[PartitionKey, OffsetAndMetadata]) -> None:
-        """Marks offsets as being appended. Each ends with `complete_commit` or `fail_commit` with the same object."""
-        for partition, offset in offsets.items():
-            self._pending_commits.setdefault(partition, []).append(offset)
-
-    def complete_commit(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
-        """The prepared offset is in the log at `record_offset`, on all in-sync replicas."""
-        if not self.fail_commit(partition, offset):
-            return  # The offset has been removed meanwhile, for example with its topic.
-        self._commit(partition, record_offset, offset)
-
-    def _commit(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
-        known = self._offsets.get(partition)
-        if known is None or known[0] < record_offset:
-            self._offsets[partition] = record_offset, offset
-
-    def fail_commit(self, partition: PartitionKey, offset: OffsetAndMetadata) -> bool:
-        """Ends the pending commit; other commits of the partition may stay pending. Returns whether it was pending."""
-        pending = self._pending_commits.get(partition, [])
-        for index, candidate in enumerate(pending):
-            if candidate is offset:
-                del pending[index]
-                if not pending:
-                    del self._pending_commits[partition]
-                return True
-        return False
-
-    @property
-    def open_producer_ids(self) -> Collection[int]:
-        """The producers with a pending commit in a transaction."""
-        return self._transactional.producer_ids
-
-    def load_transactional_commit(
-        self, producer_id: int, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata
-    ) -> None:
-        """Loads the offset of an open transaction from the record at `record_offset` of the log."""
-        self._transactional.add(producer_id, {partition: offset}, record_offset)
-
-    def prepare_transactional_commit(
-        self, producer_id: int, offsets: Mapping[PartitionKey, OffsetAndMetadata]
-    ) -> PendingCommit[OffsetAndMetadata]:
-        """Marks offsets of a transaction as being appended. The append ends with `transactional_commit_appended` or
-        `fail_transactional_commit`."""
-        return self._transactional.add(producer_id, offsets)
-
-    def transactional_commit_appended(
-        self, commit: PendingCommit[OffsetAndMetadata], record_offset: int, transaction_offset: int
-    ) -> None:
-        """The prepared offsets are in the log, the first one at `record_offset`, in a transaction that begins there at
-        `transaction_offset`: the marker decides on them."""
-        if self._transactional.appended(commit, record_offset, transaction_offset):
-            self._commit_all(commit)
-
-    def fail_transactional_commit(self, commit: PendingCommit[OffsetAndMetadata]) -> None:
-        """The prepared offsets are not in the log."""
-        self._transactional.failed(commit)
-
-    def end_transaction(
-        self, producer_id: int, marker_offset: int, is_committed: bool
-    ) -> list[PendingCommit[OffsetAndMetadata]]:
-        """The producer's marker is in the log at `marker_offset`. Returns the pending commits before it, which end with
-        `end_transactional_commit`."""
-        return self._transactional.ended(producer_id, marker_offset, is_committed)
-
-    def end_transactional_commit(self, commit: PendingCommit[OffsetAndMetadata], is_committed: bool) -> None:
-        """The offsets become visible, or are dropped."""
-        self._transactional.release(commit)
-        if is_committed:
-            self._commit_all(commit)
-
-    def _commit_all(self, commit: PendingCommit[OffsetAndMetadata]) -> None:
-        assert commit.record_offset is not None, "only what the log has becomes visible"
-        for partition, offset in commit.offsets.items():
-            self._commit(partition, commit.record_offset, offset)
-
-    @property
-    def partitions(self) -> list[PartitionKey]:
-        """The partitions with a committed or pending offset."""
-        return list(dict.fromkeys((*self._offsets, *self._pending_commits, *self._transactional.partitions)))
-
-    def remove_offsets(self, partitions: Iterable[PartitionKey]) -> list[PartitionKey]:
-        """Returns the partitions that had a committed or pending offset, of which the log may hold a record."""
-        removed = []
-        for partition in partitions:
-            is_known = self.has_offset(partition)
-            self._offsets.pop(partition, None)
-            self._pending_commits.pop(partition, None)
-            self._transactional.remove(partition)
-            if is_known:
-                removed.append(partition)
-        return removed
-
-    @property
-    def keeps_subscribed(self) -> bool:
-        """Whether offsets of subscribed topics do not expire."""
-        return self.state is GroupState.STABLE and self.protocol_type == CONSUMER_PROTOCOL_TYPE
-
-    def expired_offsets(
-        self, partitions: Iterable[PartitionKey], now_ms: int, retention_ms: int, subscribed: Collection[str] = ()
-    ) -> list[PartitionKey]:
-        """The partitions whose offsets have expired (KIP-211), except of `subscribed` topics: for an Empty group all,
-        `retention_ms` after it became Empty; for a Stable group of consumers, and for a group that only commits,
-        `retention_ms` after the commit."""
-        since_ms: int | None = None
-        if self.protocol_type is not None:
-            if self.state is GroupState.EMPTY:
-                since_ms = self.state_timestamp_ms
-            elif not self.keeps_subscribed:
-                return []
-
-        def is_expired(offset: OffsetAndMetadata) -> bool:
-            if offset.expire_timestamp_ms is not None:
-                return now_ms >= offset.expire_timestamp_ms
-            return now_ms - (offset.commit_timestamp_ms if since_ms is None else since_ms) >= retention_ms
-
-        return [
-            partition
-            for partition in partitions
-            if partition[0] not in subscribed
-            and not self.is_commit_pending(partition)
-            and (offset := self.offset(partition)) is not None
-            and is_expired(offset)
-        ]

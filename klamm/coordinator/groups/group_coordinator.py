@@ -42,6 +42,7 @@ from klamm.coordinator.groups.admission import (
     rejoin_error,
     transactional_commit_error,
 )
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
 from klamm.coordinator.groups.group import (
     MEMBERS_PER_SLICE,
     NO_MEMBER_ID,
@@ -51,7 +52,6 @@ from klamm.coordinator.groups.group import (
     JoinCallback,
     JoinResult,
     Member,
-    OffsetAndMetadata,
     Protocols,
     SyncCallback,
     SyncResult,
@@ -377,7 +377,7 @@ class GroupCoordinator:
     def partitions_of_group(self, group_id: str) -> list[PartitionKey]:
         """The partitions with committed offsets; empty if this broker does not coordinate the group."""
         group = self._manager.get(group_id)
-        return [] if group is None else list(group.offsets)
+        return [] if group is None else list(group.offsets.committed)
 
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[PartitionKey] | None, *, require_stable: bool
@@ -392,14 +392,15 @@ class GroupCoordinator:
         group = self._manager.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             return ErrorCode.NONE, dict.fromkeys(partitions or (), (ErrorCode.NONE, None))
+        offsets = group.offsets
 
         def fetch(partition: PartitionKey) -> tuple[ErrorCode, OffsetAndMetadata | None]:
-            if require_stable and group.is_commit_pending(partition):
+            if require_stable and offsets.is_pending(partition):
                 return ErrorCode.UNSTABLE_OFFSET_COMMIT, None
-            return ErrorCode.NONE, group.offset(partition)
+            return ErrorCode.NONE, offsets.get(partition)
 
         return ErrorCode.NONE, {
-            partition: fetch(partition) for partition in (group.offsets if partitions is None else partitions)
+            partition: fetch(partition) for partition in (offsets.committed if partitions is None else partitions)
         }
 
     def delete_offsets(
@@ -454,14 +455,14 @@ class GroupCoordinator:
                 unsubscribed[partition] = None
         if unsubscribed:
             self._delete(group, list(unsubscribed), unsubscribed)
-        return ErrorCode.NOT_COORDINATOR if any(map(group.has_offset, unsubscribed)) else ErrorCode.NONE
+        return ErrorCode.NOT_COORDINATOR if any(map(group.offsets.has, unsubscribed)) else ErrorCode.NONE
 
     def committed_partitions(self) -> Steps[dict[str, dict[int, None]]]:
         """The partitions of each topic that have offsets here, except in groups that are being loaded."""
         found: dict[str, dict[int, None]] = {}
         slices = Slices(OFFSETS_PER_SLICE)
         for group in self._manager.groups():
-            for topic, partition in group.partitions:
+            for topic, partition in group.offsets.partitions:
                 found.setdefault(topic, {})[partition] = None
                 if slices.spend():
                     yield
@@ -478,13 +479,13 @@ class GroupCoordinator:
         self._manager.partitions_deleted(deleted)
         slices = Slices(OFFSETS_PER_SLICE)
         for group in self._manager.groups():
-            for piece in pieces(each_deleted if len(each_deleted) <= group.offset_count else group.partitions):
+            for piece in pieces(each_deleted if len(each_deleted) <= group.offsets.count else group.offsets.partitions):
                 self._delete(group, piece, deleted)
                 if slices.spend(1 + len(piece)):
                     yield
 
     def _delete(self, group: Group, partitions: Sequence[PartitionKey], deleted: Mapping[PartitionKey, object]) -> None:
-        self._cleanup([group], lambda group: [one for one in partitions if one in deleted and group.has_offset(one)])
+        self._cleanup([group], lambda group: [one for one in partitions if one in deleted and group.offsets.has(one)])
 
     def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[PartitionKey]]) -> None:
         self._manager.cleanup(groups, select)
@@ -526,7 +527,7 @@ class GroupCoordinator:
                 results[group_id] = ErrorCode.NON_EMPTY_GROUP
             else:
                 groups.append(group)
-        self._cleanup(groups, lambda group: group.partitions)
+        self._cleanup(groups, lambda group: group.offsets.partitions)
         for group in groups:
             is_deleted = group.state is GroupState.DEAD
             results[group.group_id] = ErrorCode.NONE if is_deleted else ErrorCode.NOT_COORDINATOR

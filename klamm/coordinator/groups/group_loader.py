@@ -116,9 +116,9 @@ def build_groups(partition: int, records: Records, now_ms: int) -> Steps[dict[st
             if group is None:
                 group = groups[group_id] = Group(group_id, GroupState.EMPTY, now_ms)
             if producer_id == NO_PRODUCER_ID:
-                group.load_offset(topic_partition, record_offset, offset)
+                group.offsets.load(topic_partition, record_offset, offset)
             else:
-                group.load_transactional_commit(producer_id, topic_partition, record_offset, offset)
+                group.offsets.load_transactional_commit(producer_id, topic_partition, record_offset, offset)
     return groups
 
 

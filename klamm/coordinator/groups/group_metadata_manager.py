@@ -41,7 +41,8 @@ from typing import NamedTuple, Protocol
 from klamm.base.slices import Slices, Steps, begin, each, in_slices
 from klamm.base.tasks import OnFailure, start_task
 from klamm.coordinator.election_epochs import ElectionEpochs
-from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import Group, GroupState
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import (
     MAX_CACHED_CHARACTERS,
@@ -249,12 +250,12 @@ class GroupMetadataManager:
         def on_appended(appended: Appended) -> None:
             if appended.error_code is ErrorCode.NONE:
                 for record_offset, (partition, offset) in enumerate(accepted.items(), appended.base_offset):
-                    group.complete_commit(partition, record_offset, offset)
+                    group.offsets.complete_commit(partition, record_offset, offset)
             else:
                 for partition, offset in accepted.items():
-                    group.fail_commit(partition, offset)
+                    group.offsets.fail_commit(partition, offset)
 
-        group.prepare_commit(accepted)
+        group.offsets.prepare_commit(accepted)
         error_code = await self._append(group, records, on_appended)
         result.update(dict.fromkeys(accepted, COMMIT_ERRORS.get(error_code, error_code)))
         return result
@@ -267,15 +268,15 @@ class GroupMetadataManager:
         if not accepted:
             return result
         group = self.get_or_create(group_id)
-        commit = group.prepare_transactional_commit(producer.producer_id, accepted)
+        commit = group.offsets.prepare_transactional_commit(producer.producer_id, accepted)
         partition = self._partition_for(group_id)
         self._note_transaction(partition, group, producer.producer_id)
 
         def on_appended(appended: Appended) -> None:
             if appended.base_offset == UNKNOWN_OFFSET:
-                group.fail_transactional_commit(commit)
+                group.offsets.fail_transactional_commit(commit)
             else:
-                group.transactional_commit_appended(commit, appended.base_offset, appended.transaction_offset)
+                group.offsets.transactional_commit_appended(commit, appended.base_offset, appended.transaction_offset)
             self._note_transaction(partition, group, producer.producer_id)
 
         error_code = await self._append(group, records, on_appended, producer)
@@ -333,10 +334,10 @@ class GroupMetadataManager:
                 group = self._groups.get(partition, {}).get(group_id)
                 if group is None:
                     continue
-                ended = group.end_transaction(producer_id, marker_offset, is_committed)
+                ended = group.offsets.end_transaction(producer_id, marker_offset, is_committed)
                 self._note_transaction(partition, group, producer_id)
                 for commit in ended:
-                    group.end_transactional_commit(commit, is_committed)
+                    group.offsets.end_transactional_commit(commit, is_committed)
                     if slices.spend(1 + len(commit.offsets)):
                         yield
             if slices.spend():
@@ -347,7 +348,7 @@ class GroupMetadataManager:
         if self._groups.get(partition, {}).get(group.group_id) is not group:
             return
         open_groups = self._open_groups.setdefault(partition, {})
-        if producer_id in group.open_producer_ids and group.state is not GroupState.DEAD:
+        if producer_id in group.offsets.open_producer_ids and group.state is not GroupState.DEAD:
             open_groups.setdefault(producer_id, {})[group.group_id] = None
         elif producer_id in open_groups:
             open_groups[producer_id].pop(group.group_id, None)
@@ -406,7 +407,7 @@ class GroupMetadataManager:
                 if self._belongs_elsewhere(group_id, partition):
                     continue
                 groups[group_id] = group
-                for producer_id in group.open_producer_ids:
+                for producer_id in group.offsets.open_producer_ids:
                     self._note_transaction(partition, group, producer_id)
                 await in_slices(on_loaded(group))
             while partition in self._deleted or partition in self._ended:
@@ -421,7 +422,7 @@ class GroupMetadataManager:
     def _forget_deleted(self, groups: Sequence[Group], deleted: Mapping[PartitionKey, None]) -> Steps[None]:
         slices = Slices(OFFSETS_PER_SLICE)
         for group in groups:
-            for piece in pieces(group.partitions):
+            for piece in pieces(group.offsets.partitions):
                 self.cleanup([group], lambda _: [one for one in piece if one in deleted])  # noqa: B023  # called at once
                 if slices.spend(1 + len(piece)):
                     yield
@@ -470,13 +471,13 @@ class GroupMetadataManager:
         )
 
     def _clean(self, group: Group, select: Callable[[Group], Iterable[PartitionKey]]) -> int:
-        removed = group.remove_offsets(select(group))
+        removed = group.offsets.remove(select(group))
         tombstones: list[KeyAndValue] = [(offset_commit_key(group.group_id, partition), None) for partition in removed]
-        if group.state is GroupState.EMPTY and not group.has_offsets:
+        if group.state is GroupState.EMPTY and group.offsets.is_empty:
             group.transition_to(GroupState.DEAD, self._clock_ms())
         partition = self._partition_for(group.group_id)
         if group.state is GroupState.DEAD:
-            for producer_id in group.open_producer_ids:
+            for producer_id in group.offsets.open_producer_ids:
                 self._note_transaction(partition, group, producer_id)
             del self._groups[partition][group.group_id]
             # A group without a generation has only offsets and no group record.

@@ -20,5 +20,5 @@ def register(metrics: Metrics, manager: GroupMetadataManager) -> None:
     metrics.gauge(
         MetricName(GROUP, "GroupMetadataManager", "NumOffsets"),
         "Committed offsets of these groups.",
-        lambda: sum(group.offset_count for group in manager.groups()),
+        lambda: sum(group.offsets.count for group in manager.groups()),
     )

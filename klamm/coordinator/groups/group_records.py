@@ -29,7 +29,8 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from klamm.base.slices import Slices, Steps, in_one_go
-from klamm.coordinator.groups.group import MEMBERS_PER_SLICE, Group, Member, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import MEMBERS_PER_SLICE, Group, Member
 from klamm.protocol.primitives import MAX_STRING_BYTES, InvalidFrame, read_nullable_string, read_string
 from klamm.protocol.record.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey

@@ -183,7 +183,7 @@ def _known_groups(cluster: SimulatedCluster) -> dict[int, dict[str, int]]:
     for one in cluster.brokers.values():
         for group in one.broker.parts.groups.groups() if one.broker is not None else ():
             known = by_coordinator.setdefault(cluster.coordinator(group.group_id), {})
-            known[group.group_id] = max(known.get(group.group_id, 0), group.offset_count)
+            known[group.group_id] = max(known.get(group.group_id, 0), group.offsets.count)
     return by_coordinator
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.broker.coordinators.coordinator_log import _log_batches
-from klamm.coordinator.groups.group import OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import offset_commit_key, offset_commit_value
 from klamm.protocol.record.compression import decompress
@@ -90,15 +90,16 @@ class Run:
         for is_committed in (None, True, False):
             groups = await load_groups(0, self._read(), 0)
             for group in groups.values():
+                offsets = group.offsets
                 for producer_id in [] if is_committed is None else PRODUCERS:
-                    for commit in group.end_transaction(producer_id, self.log.log_end_offset, is_committed is True):
-                        group.end_transactional_commit(commit, is_committed is True)
+                    for commit in offsets.end_transaction(producer_id, self.log.log_end_offset, is_committed is True):
+                        offsets.end_transactional_commit(commit, is_committed is True)
             answers: Answers = {}
             for name, group in groups.items():
                 for partition in PARTITIONS:
-                    offset = group.offset(partition)
-                    if group.has_offset(partition):
-                        is_pending = group.is_commit_pending(partition)
+                    offset = group.offsets.get(partition)
+                    if group.offsets.has(partition):
+                        is_pending = group.offsets.is_pending(partition)
                         answers[name, partition] = (None if offset is None else offset.offset, is_pending)
             found.append(answers)
         return found

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from klamm.broker.requests.security import Operation
+from klamm.coordinator.groups.offset_expiration import expired_offsets
 from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey
@@ -194,11 +195,11 @@ async def test_commits_that_say_how_long_they_are_kept_and_those_without_a_note(
             ("t", 0): NONE
         }
         group = coordinator(cluster)._manager.get("g")
-        kept = group.offset(("t", 0))
+        kept = group.offsets.get(("t", 0))
         assert kept.expire_timestamp_ms == kept.commit_timestamp_ms + 60_000
         assert kept.metadata == ""
         assert await commit(client, {("t", 0): 6}, version=4) == {("t", 0): NONE}
-        assert group.offset(("t", 0)).expire_timestamp_ms is None
+        assert group.offsets.get(("t", 0)).expire_timestamp_ms is None
 
 
 @pytest.mark.parametrize("retention_time_ms", [2**63 - 1, -(2**63), -5])
@@ -209,7 +210,7 @@ async def test_commits_that_are_kept_for_a_strange_time(tmp_path, retention_time
         assert await committed(client) == {("t", 0): 5}
         coordinator(cluster)._manager.cleanup(
             coordinator(cluster)._manager.groups(),
-            lambda group: group.expired_offsets(group.partitions, cluster.environment.now_ms(), 2**40),
+            lambda group: expired_offsets(group, group.offsets.partitions, cluster.environment.now_ms(), 2**40),
         )
         assert await committed(client) == ({("t", 0): 5} if retention_time_ms > 0 else {})
 

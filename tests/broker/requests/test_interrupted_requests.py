@@ -98,7 +98,7 @@ async def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topi
     ):
 
         def offsets_left() -> int:
-            return sum(group.offset_count for group in cluster.broker.parts.groups.groups())
+            return sum(group.offsets.count for group in cluster.broker.parts.groups.groups())
 
         await find_coordinator(client)
         assert (await client.request(ApiKey.UPDATE_METADATA, 7, update_metadata(cluster, 0))).error_code == 0

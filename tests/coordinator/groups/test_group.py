@@ -1,4 +1,4 @@
-"""A group alone: its states, members, protocols and offsets."""
+"""A group alone: its states, members and protocols."""
 
 import struct
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import Group, GroupState, JoinResult, OffsetAndMetadata, SyncResult
+from klamm.coordinator.groups.group import Group, GroupState, JoinResult, SyncResult
 from klamm.protocol.consumer_protocol import subscribed_topics
 from klamm.protocol.error_codes import ErrorCode
 from support.coordination import NOW_MS, RANGE, ROUND_ROBIN, a_member
@@ -18,15 +18,10 @@ EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
     GroupState.STABLE,
     GroupState.DEAD,
 )
-T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
 
 
 def a_group(state: GroupState = EMPTY) -> Group:
     return Group("g", state, NOW_MS)
-
-
-def an_offset(offset: int, **fields: Any) -> OffsetAndMetadata:
-    return OffsetAndMetadata(offset, -1, "", fields.get("committed_ms", NOW_MS), fields.get("expires_ms"))
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -326,109 +321,3 @@ def test_protocol_data_are_shown_of_a_stable_group_only() -> None:
     summary = in_one_go(group.summary())
     assert (summary.state, summary.protocol) == ("PreparingRebalance", "")
     assert summary.members[0] == ("a", None, "c", "/h", b"", b"")
-
-
-# -- offsets -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_commit_counts_when_it_stands_in_the_log() -> None:
-    group = a_group()
-    offset = an_offset(3)
-    group.prepare_commit({T0: offset})
-    assert (group.offset(T0), group.is_commit_pending(T0), group.has_offsets) == (None, True, True)
-    group.complete_commit(T0, 10, offset)
-    assert (group.offset(T0), group.is_commit_pending(T0), group.offsets) == (offset, False, {T0: offset})
-
-
-def test_a_commit_that_failed_leaves_the_former_one() -> None:
-    group = a_group()
-    group.load_offset(T0, 5, an_offset(1))
-    offset = an_offset(3)
-    group.prepare_commit({T0: offset})
-    assert group.fail_commit(T0, offset)
-    assert not group.fail_commit(T0, offset)
-    assert (group.offset(T0), group.is_commit_pending(T0)) == (an_offset(1), False)
-
-
-@pytest.mark.parametrize("second_ends_first", [True, False])
-@pytest.mark.parametrize("second_fails", [True, False])
-def test_of_two_commits_the_later_one_in_the_log_counts(second_ends_first: bool, second_fails: bool) -> None:
-    """Equal values are two commits all the same; that one fails is not the other's fault."""
-    group = a_group()
-    first, second = an_offset(1), an_offset(1 if second_fails else 2)
-    group.prepare_commit({T0: first})
-    group.prepare_commit({T0: second})
-
-    def end_second() -> None:
-        if second_fails:
-            group.fail_commit(T0, second)
-        else:
-            group.complete_commit(T0, 11, second)
-
-    if second_ends_first:
-        end_second()
-    group.complete_commit(T0, 10, first)
-    if not second_ends_first:
-        assert group.is_commit_pending(T0)
-        end_second()
-    assert group.offset(T0) == (first if second_fails else second)
-    assert not group.is_commit_pending(T0)
-
-
-def test_what_is_removed_while_it_is_committed_stays_away() -> None:
-    group = a_group()
-    offset = an_offset(3)
-    group.prepare_commit({T0: offset})
-    group.load_offset(T1, 5, an_offset(1))
-    assert group.partitions == [T1, T0]
-    assert group.has_offset(T0)
-    assert group.has_offset(T1)
-    assert not group.has_offset(U0)
-    assert group.remove_offsets([T0, T1, U0]) == [T0, T1]
-    group.complete_commit(T0, 10, offset)
-    assert not group.has_offsets
-    assert group.partitions == []
-
-
-def test_offsets_of_an_empty_group_expire_together() -> None:
-    group = a_group()
-    group.protocol_type = "consumer"
-    group.load_offset(T0, 5, an_offset(1, committed_ms=NOW_MS - 100))
-    assert group.expired_offsets(group.partitions, NOW_MS + 99, 100) == []
-    assert group.expired_offsets(group.partitions, NOW_MS + 100, 100) == [T0]
-    group.state_timestamp_ms = None
-    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [T0]
-
-
-def test_offsets_of_who_only_commits_expire_each_by_itself() -> None:
-    group = a_group()
-    group.load_offset(T0, 5, an_offset(1, committed_ms=NOW_MS - 100))
-    group.load_offset(T1, 6, an_offset(1, committed_ms=NOW_MS - 99))
-    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [T0]
-
-
-def test_an_explicit_expiry_counts_before_all_others() -> None:
-    group = a_group()
-    group.load_offset(T0, 5, an_offset(1, committed_ms=0, expires_ms=NOW_MS))
-    assert group.expired_offsets(group.partitions, NOW_MS - 1, 100) == []
-    assert group.expired_offsets(group.partitions, NOW_MS, 10**15) == [T0]
-
-
-def test_offsets_of_a_stable_group_expire_where_nobody_subscribes() -> None:
-    group = in_one_go(
-        Group.load_steps("g", 1, "consumer", "range", "a", 0, [a_member("a", ("range", b"\0\0\0\0\0\1\0\1t"))])
-    )
-    group.load_offset(T0, 5, an_offset(1, committed_ms=0))
-    group.load_offset(U0, 6, an_offset(1, committed_ms=0))
-    assert group.keeps_subscribed
-    assert group.expired_offsets(group.partitions, NOW_MS, 100, subscribed(group)) == [U0]
-    group.prepare_commit({U0: an_offset(2)})
-    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [T0]
-    group.remove_offsets([T0])
-    group.transition_to(PREPARING, NOW_MS)
-    assert group.expired_offsets(group.partitions, NOW_MS, 100) == []
-    other = in_one_go(
-        Group.load_steps("g", 1, "connect", "x", "a", 0, [a_member("a", ("x", b""), protocol_type="connect")])
-    )
-    other.load_offset(T0, 5, an_offset(1, committed_ms=0))
-    assert other.expired_offsets(other.partitions, NOW_MS, 100) == []

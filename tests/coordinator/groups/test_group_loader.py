@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import Group, Member, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import Group, Member
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import (
     group_metadata_key,
@@ -51,7 +52,7 @@ def load(*batches: LogBatch) -> dict[str, Group]:
 
 
 def offsets(group: Group) -> dict[tuple[str, int], int]:
-    return {partition: offset.offset for partition, offset in group.offsets.items()}
+    return {partition: offset.offset for partition, offset in group.offsets.committed.items()}
 
 
 def test_an_empty_log_has_no_groups():
@@ -103,12 +104,12 @@ def marker(producer_id: int, offset: int, is_committed: bool) -> LogBatch:
 
 
 def end(group: Group, producer_id: int, marker_offset: int, *, is_committed: bool) -> None:
-    for ended in group.end_transaction(producer_id, marker_offset, is_committed):
-        group.end_transactional_commit(ended, is_committed)
+    for ended in group.offsets.end_transaction(producer_id, marker_offset, is_committed):
+        group.offsets.end_transactional_commit(ended, is_committed)
 
 
 def pending(group: Group, *partitions: tuple[str, int]) -> list[bool]:
-    return [group.is_commit_pending(partition) for partition in partitions]
+    return [group.offsets.is_pending(partition) for partition in partitions]
 
 
 def test_a_transaction_counts_when_it_commits():
@@ -124,7 +125,7 @@ def test_a_transaction_counts_when_it_commits():
     assert pending(groups["a"], T0, T1) == [False, False]
     assert pending(groups["b"], T0, T1) == [False, True]
     assert pending(groups["c"], T0) == [True]
-    assert [list(groups[name].open_producer_ids) for name in "abc"] == [[], [1, 2], [2]]
+    assert [list(groups[name].offsets.open_producer_ids) for name in "abc"] == [[], [1, 2], [2]]
     assert groups["c"].state == "Empty"
     end(groups["b"], 1, 8, is_committed=True)
     end(groups["b"], 2, 9, is_committed=False)
@@ -166,18 +167,18 @@ def test_what_is_broken_in_a_transaction_hurts_nothing_else(caplog):
     broken = offset_commit_key("a", T1), b"\x00\x03\x00"
     groups = load(written_in(1, 0, commit("a", T0, 1), broken), written_in(2, 2, broken, commit("a", T0, 2)))
     assert pending(groups["a"], T0, T1) == [True, False]
-    assert list(groups["a"].open_producer_ids) == [1, 2]
+    assert list(groups["a"].offsets.open_producer_ids) == [1, 2]
     assert caplog.text.count("broken record") == 2
 
 
 def test_the_next_commit_is_later_than_what_was_loaded():
     group = load(*in_order(commit("b", T0, 1), commit("a", T0, 9)))["a"]
     old, new = at(3), at(4)
-    group.prepare_commit({T0: old})
-    group.complete_commit(T0, 0, old)
+    group.offsets.prepare_commit({T0: old})
+    group.offsets.complete_commit(T0, 0, old)
     assert offsets(group) == {T0: 9}
-    group.prepare_commit({T0: new})
-    group.complete_commit(T0, 2, new)
+    group.offsets.prepare_commit({T0: new})
+    group.offsets.complete_commit(T0, 2, new)
     assert offsets(group) == {T0: 4}
 
 

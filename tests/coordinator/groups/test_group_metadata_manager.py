@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import Group, GroupState, Member
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager, java_hash, partition_for
 from klamm.coordinator.groups.group_records import (
     group_metadata_key,
@@ -83,7 +84,7 @@ class Broker:
 
     def offset(self, group_id: str, partition: tuple[str, int] = T0) -> int | None:
         group = self.manager.get(group_id)
-        found = group.offset(partition) if group is not None else None
+        found = group.offsets.get(partition) if group is not None else None
         return None if found is None else found.offset
 
 
@@ -347,10 +348,10 @@ async def test_a_commit_is_in_the_log_before_it_is_known():
         await asyncio.sleep(0)
         assert broker.log.records() == [(offset_commit_key("a0", T0), offset_commit_value(at(5)))]
         group = broker.group("a0")
-        assert (broker.offset("a0"), group.is_commit_pending(T0)) == (None, True)
+        assert (broker.offset("a0"), group.offsets.is_pending(T0)) == (None, True)
         broker.log.release()
         assert await waiting is NONE
-        assert (broker.offset("a0"), group.is_commit_pending(T0)) == (5, False)
+        assert (broker.offset("a0"), group.offsets.is_pending(T0)) == (5, False)
 
 
 @pytest.mark.parametrize("order", [(0, 0, 0), (2, 1, 0), (1, 1, 0)])
@@ -371,7 +372,7 @@ async def test_the_later_record_counts_whatever_ends_first(order):
         assert known == sorted(known)
         assert broker.offset("a0") == 3
         assert await asyncio.gather(*commits) == [NONE] * 3
-        assert not broker.group("a0").is_commit_pending(T0)
+        assert not broker.group("a0").offsets.is_pending(T0)
 
 
 async def test_a_commit_whose_client_goes_away_still_counts():
@@ -385,7 +386,7 @@ async def test_a_commit_whose_client_goes_away_still_counts():
         assert waiting.cancelled()
         broker.log.release()
         await asyncio.sleep(0)
-        assert (broker.offset("a0"), broker.group("a0").is_commit_pending(T0)) == (5, False)
+        assert (broker.offset("a0"), broker.group("a0").offsets.is_pending(T0)) == (5, False)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +410,7 @@ async def test_a_commit_that_fails_changes_nothing(appended, answered):
         broker.log.error = ErrorCode[appended]
         assert await broker.commit("a0", 11) is ErrorCode[answered]
         group = broker.group("a0")
-        assert (broker.offset("a0"), group.is_commit_pending(T0)) == (10, False)
+        assert (broker.offset("a0"), group.offsets.is_pending(T0)) == (10, False)
 
 
 async def test_a_commit_that_timed_out_is_known_when_the_log_is_read_again():
@@ -444,8 +445,8 @@ async def test_metadata_that_is_too_large_fails_only_its_partition():
             T1: NONE,
             t2: ErrorCode.OFFSET_METADATA_TOO_LARGE,
         }
-        assert group.offsets == {T1: offsets[T1]}
-        assert not any(map(group.is_commit_pending, offsets))
+        assert group.offsets.committed == {T1: offsets[T1]}
+        assert not any(map(group.offsets.is_pending, offsets))
         too_large = {T0: at(1, "abcd")}
         assert await store(broker.manager, group, too_large) == {T0: ErrorCode.OFFSET_METADATA_TOO_LARGE}
         assert len(broker.log.records()) == 1
@@ -543,7 +544,7 @@ async def test_removed_offsets_and_empty_groups_leave_tombstones():
         await broker.elected()
         written = len(log.records())
         group = broker.group("a0")
-        assert broker.manager.cleanup([group], lambda group: group.partitions) == 1
+        assert broker.manager.cleanup([group], lambda group: group.offsets.partitions) == 1
         assert log.records()[written:] == [(offset_commit_key("a0", T0), None), (group_metadata_key("a0"), None)]
         assert group.state is GroupState.DEAD
         assert broker.manager.get("a0") is None
@@ -576,7 +577,7 @@ async def test_a_group_with_other_offsets_stays():
         group = broker.group("a0")
         assert broker.manager.cleanup([group], lambda group: [T0]) == 1
         assert broker.group("a0") is group
-        assert group.offsets == {T1: at(1)}
+        assert group.offsets.committed == {T1: at(1)}
         assert broker.manager.cleanup([group], lambda group: []) == 0
         assert len(broker.log.records()) == 3
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import GroupState, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import GroupState
 from klamm.coordinator.groups.group_records import GroupKey, OffsetKey
 from klamm.protocol.error_codes import ErrorCode
 from support.coordination import Coordination, G, after, settle

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import Group, GroupState, Member, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import Group, GroupState, Member
 from klamm.coordinator.groups.group_records import (
     GroupKey,
     OffsetKey,

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from klamm.base.slices import in_one_go
-from klamm.coordinator.groups.group import GroupState, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import OffsetAndMetadata
+from klamm.coordinator.groups.group import GroupState
 from klamm.coordinator.groups.group_metadata_manager import UNKNOWN_PARTITION
 from klamm.coordinator.groups.group_records import GroupKey, OffsetKey
 from klamm.coordinator.ports import TransactionalProducer

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.coordinator.groups.group import Group, GroupState, OffsetAndMetadata
+from klamm.coordinator.groups.committed_offsets import CommittedOffsets, OffsetAndMetadata
 from klamm.coordinator.groups.group_loader import load_groups
 from klamm.coordinator.groups.group_records import offset_commit_key, offset_commit_value
 from klamm.coordinator.ports import LogBatch
@@ -62,7 +62,7 @@ class History:
     """A group, the log, and what the group has not heard yet."""
 
     def __init__(self) -> None:
-        self.group = Group("g", GroupState.EMPTY, 0)
+        self.offsets = CommittedOffsets()
         self.log: list[LogBatch] = []
         self.end_offset = 0
         # With the producer whose marker it is: the markers of one producer are reported in their order.
@@ -74,27 +74,27 @@ class History:
         for partition in commit.partitions:
             self.number += 1
             offsets[partition] = OffsetAndMetadata(self.number, -1, "", 0)
-        group, base_offset = self.group, self.end_offset
+        committed, base_offset = self.offsets, self.end_offset
         if not commit.fails:
             self._write(offsets, commit.producer_id)
         if commit.producer_id is None:
-            group.prepare_commit(offsets)
+            committed.prepare_commit(offsets)
 
             def hear() -> None:
                 for record_offset, (partition, offset) in enumerate(offsets.items(), base_offset):
                     if commit.fails:
-                        group.fail_commit(partition, offset)
+                        committed.fail_commit(partition, offset)
                     else:
-                        group.complete_commit(partition, record_offset, offset)
+                        committed.complete_commit(partition, record_offset, offset)
         else:
-            prepared = group.prepare_transactional_commit(commit.producer_id, offsets)
+            prepared = committed.prepare_transactional_commit(commit.producer_id, offsets)
             transaction_offset = transaction_begins_at(self.log, commit.producer_id)
 
             def hear() -> None:
                 if commit.fails:
-                    group.fail_transactional_commit(prepared)
+                    committed.fail_transactional_commit(prepared)
                 else:
-                    group.transactional_commit_appended(prepared, base_offset, transaction_offset)
+                    committed.transactional_commit_appended(prepared, base_offset, transaction_offset)
 
         self.unheard.append((None, hear))
 
@@ -105,14 +105,14 @@ class History:
 
         def hear() -> None:
             # What a marker ends becomes visible in steps.
-            for commit in self.group.end_transaction(marker.producer_id, offset, marker.is_committed):
-                step = partial(self.group.end_transactional_commit, commit, marker.is_committed)
+            for commit in self.offsets.end_transaction(marker.producer_id, offset, marker.is_committed):
+                step = partial(self.offsets.end_transactional_commit, commit, marker.is_committed)
                 self.unheard.append((None, step))
 
         self.unheard.append((marker.producer_id, hear))
 
     def removal(self, removal: Removal) -> None:
-        if self.group.remove_offsets([removal.partition]):
+        if self.offsets.remove([removal.partition]):
             self._write({removal.partition: None}, None)
 
     def hear(self, hear: Hear) -> None:
@@ -159,21 +159,21 @@ class History:
         return found
 
 
-def said(group: Group) -> dict[PartitionKey, tuple[int | None, bool]]:
+def said(offsets: CommittedOffsets) -> dict[PartitionKey, tuple[int | None, bool]]:
     return {
-        partition: (None if offset is None else offset.offset, group.is_commit_pending(partition))
+        partition: (None if offset is None else offset.offset, offsets.is_pending(partition))
         for partition in PARTITIONS
-        for offset in [group.offset(partition)]
+        for offset in [offsets.get(partition)]
     }
 
 
-def end(group: Group, producer_id: int, marker_offset: int, is_committed: bool) -> None:
-    for commit in group.end_transaction(producer_id, marker_offset, is_committed):
-        group.end_transactional_commit(commit, is_committed)
+def end(offsets: CommittedOffsets, producer_id: int, marker_offset: int, is_committed: bool) -> None:
+    for commit in offsets.end_transaction(producer_id, marker_offset, is_committed):
+        offsets.end_transactional_commit(commit, is_committed)
 
 
-def offsets(group: Group) -> list[OffsetAndMetadata | None]:
-    return [group.offset(partition) for partition in PARTITIONS]
+def visible(offsets: CommittedOffsets) -> list[OffsetAndMetadata | None]:
+    return [offsets.get(partition) for partition in PARTITIONS]
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,9 +184,9 @@ def test_the_group_ends_as_its_log_does(history: list[Commit | Marker | Removal 
         getattr(run, type(event).__name__.lower())(event)
     while run.unheard:
         run.hear(Hear(0))
-    assert said(run.group) == run.expected()
+    assert said(run.offsets) == run.expected()
     # Nothing is kept of what has ended.
-    transactional = run.group._transactional
+    transactional = run.offsets._transactional
     assert transactional._markers == {}
     open_producers = {one.producer_id for one in run.log if one.producer_id in transactional.producer_ids}
     assert set(transactional.producer_ids) == open_producers
@@ -195,26 +195,27 @@ def test_the_group_ends_as_its_log_does(history: list[Commit | Marker | Removal 
         for batch in run.log:
             yield batch
 
-    loaded = asyncio.run(load_groups(0, read(), 0)).get("g", Group("g", GroupState.EMPTY, 0))
-    assert offsets(loaded) == offsets(run.group)
+    groups = asyncio.run(load_groups(0, read(), 0))
+    loaded = groups["g"].offsets if groups else CommittedOffsets()
+    assert visible(loaded) == visible(run.offsets)
     # Whatever commits later, the next leader says the same.
     for producer_id in PRODUCERS:
-        for group in (run.group, loaded):
-            end(group, producer_id, run.end_offset, is_committed)
-        assert offsets(loaded) == offsets(run.group)
-    assert said(loaded) == said(run.group)
-    assert not any(map(loaded.is_commit_pending, PARTITIONS))
+        for offsets in (run.offsets, loaded):
+            end(offsets, producer_id, run.end_offset, is_committed)
+        assert visible(loaded) == visible(run.offsets)
+    assert said(loaded) == said(run.offsets)
+    assert not any(map(loaded.is_pending, PARTITIONS))
 
 
 def test_commits_that_are_repeated_in_a_transaction_are_kept_once() -> None:
-    group = Group("g", GroupState.EMPTY, 0)
+    committed = CommittedOffsets()
     for number in range(1000):
         offsets = dict.fromkeys(PARTITIONS[: 1 + number % 2], OffsetAndMetadata(number, -1, "", 0))
-        commit = group.prepare_transactional_commit(1, offsets)
-        group.transactional_commit_appended(commit, 2 * number, 0)
-    pending = group.end_transaction(1, 2000, True)
+        commit = committed.prepare_transactional_commit(1, offsets)
+        committed.transactional_commit_appended(commit, 2 * number, 0)
+    pending = committed.end_transaction(1, 2000, True)
     assert [commit.record_offset for commit in pending] == [1998]
     for commit in pending:
-        group.end_transactional_commit(commit, True)
-    assert [offset and offset.offset for offset in map(group.offset, PARTITIONS)] == [999, 999, None]
-    assert not group.open_producer_ids
+        committed.end_transactional_commit(commit, True)
+    assert [offset and offset.offset for offset in map(committed.get, PARTITIONS)] == [999, 999, None]
+    assert not committed.open_producer_ids

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from klamm.coordinator.groups.committed_offsets import CommittedOffsets
 from klamm.coordinator.groups.group import Group, GroupState, Member, SyncResult
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
@@ -211,12 +212,12 @@ def test_same_seed_same_trace() -> None:
 
 def test_a_coordinator_that_forgets_offsets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: what is loaded lacks the newest commits."""
-    load_offset = Group.load_offset
+    load = CommittedOffsets.load
 
-    def forgetful(self: Group, partition: Any, record_offset: int, offset: Any) -> None:
-        load_offset(self, partition, record_offset, offset._replace(offset=max(0, offset.offset - 5)))
+    def forgetful(self: CommittedOffsets, partition: Any, record_offset: int, offset: Any) -> None:
+        load(self, partition, record_offset, offset._replace(offset=max(0, offset.offset - 5)))
 
-    monkeypatch.setattr(Group, "load_offset", forgetful)
+    monkeypatch.setattr(CommittedOffsets, "load", forgetful)
     with pytest.raises(SimulationFailure, match="had been acknowledged"):
         _run(coordinator_dies_during_commits, 1)
 
@@ -248,7 +249,7 @@ def test_offsets_that_go_with_the_last_member_are_found(monkeypatch: pytest.Monk
     def hasty(self: Group, state: GroupState, now_ms: int) -> None:
         transition_to(self, state, now_ms)
         if state is GroupState.EMPTY:
-            self.remove_offsets(self.partitions)
+            self.offsets.remove(self.offsets.partitions)
 
     monkeypatch.setattr(Group, "transition_to", hasty)
     with pytest.raises(AssertionError, match=r"is at -1; \d+ had been acknowledged"):
