@@ -271,7 +271,7 @@ class ClusterClient:
         return client
 
     def waits(self, longer_than_s: float) -> dict[Address, str]:
-        """The brokers that this client and those made by `another` have waited for, and the pending requests."""
+        """The brokers for which this client and those made by `another` have waited, with a sentence about it."""
         found = self._connections.waits(longer_than_s)
         for child in self._children:
             found |= child.waits(longer_than_s)

@@ -92,7 +92,7 @@ class Connections:
             self._connections.pop(address).close(silent[address])
 
     def waits(self, longer_than_s: float) -> dict[Address, str]:
-        """The addresses for which a request has waited, and the request."""
+        """The addresses for which a request has waited, each with a sentence about the wait."""
         since_s = asyncio.get_running_loop().time() - longer_than_s
         found = {
             address: f"{address[0]}:{address[1]}: no answer yet" if connecting.error is None else str(connecting.error)
