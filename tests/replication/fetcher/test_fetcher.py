@@ -148,7 +148,7 @@ class Follower:
         """As if all of them had just ended."""
         for each in self.manager._fetchers.values():
             waits = each.followed._waits
-            waits[:] = [(0.0, *wait) for _, *wait in waits]
+            waits[:] = [(0.0, number, key, fetch) for _, number, key, fetch in waits]
 
     def lead(self, topic_partition, epoch):
         self.manager.remove_fetchers([topic_partition])
