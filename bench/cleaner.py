@@ -167,7 +167,7 @@ def clean_with_kafka(directory: Path, source: Path, options: argparse.Namespace)
                 if path.name != "partition.metadata":
                     shutil.copy2(path, target / path.name)
         kafka.properties |= {"log.cleaner.enable": "true", "log.cleaner.threads": 1}
-        zookeeper.wait_until_gone("/brokers/ids/0")
+        zookeeper.forget_broker("")
         kafka.start(600)
         deadline = time.monotonic() + 1800
         while len(found := statistics_of(kafka.output())) < 2:

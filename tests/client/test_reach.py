@@ -78,7 +78,7 @@ async def test_an_attempt_that_the_end_cuts_short_hides_no_reason(monkeypatch: p
     nobody = ("127.0.0.1", free_port())
     client = ClusterClient([nobody])
     refused = await client._connect_to_one(1_000)
-    attempts: list[list[BaseException]] = [[*refused], [NoAnswer("no connection within 68 ms")]]
+    attempts: list[list[BaseException]] = [refused, [NoAnswer("no connection within 68 ms")]]
 
     async def attempt(_at_most_ms: int) -> list[BaseException]:
         return attempts.pop(0)

@@ -133,7 +133,6 @@ def kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> RealKafk
     chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
     properties: dict[str, str | int] = {
         "log.cleaner.enable": "false",
-        "zookeeper.session.timeout.ms": 2000,
         "log.cleaner.backoff.ms": 200,
     }
     server = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))
@@ -145,7 +144,7 @@ def kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> RealKafk
 
 def start_again(kafka: RealKafka, real_zookeeper) -> None:
     chroot = str(kafka.properties["zookeeper.connect"]).partition("/")[2]
-    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+    real_zookeeper.forget_broker(f"/{chroot}")
     kafka.start()
 
 

@@ -103,7 +103,6 @@ def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
         "log.segment.bytes": 500_000,
         "file.delete.delay.ms": 1_000,
         "log.segment.delete.delay.ms": 1_000,
-        "zookeeper.session.timeout.ms": 2_000,
     }
     connect = f"{real_zookeeper.connect}/{chroot}"
     klamm: Broker = running(KlammBroker(tmp_path / "klamm", connect, properties=properties))
@@ -134,7 +133,7 @@ def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
     (future,) = (tmp_path / target).glob(f"{TOPIC}-0.*-future")
     copied_bytes = sum(file.stat().st_size for file in future.glob("*.log"))
     assert copied_bytes > 500_000
-    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+    real_zookeeper.forget_broker(f"/{chroot}")
 
     second.start()
     assert values(second, RECORDS) == expected
@@ -151,7 +150,7 @@ def test_a_move_that_one_program_has_begun_is_continued_by_the_other(
     while (tmp_path / source).joinpath(f"{TOPIC}-0").exists() or not (tmp_path / target / f"{TOPIC}-0").exists():
         pass
     second.stop()
-    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+    real_zookeeper.forget_broker(f"/{chroot}")
     first.start()
     assert values(first, RECORDS) == expected
     assert list(replicas(first)) == [target]

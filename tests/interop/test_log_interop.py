@@ -235,7 +235,6 @@ def own_kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> Real
         "log.segment.bytes": 5_000,
         "log.index.interval.bytes": 500,
         "auto.create.topics.enable": "false",
-        "zookeeper.session.timeout.ms": 2000,
     }
     chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
     kafka = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))
@@ -310,7 +309,7 @@ def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real
     assert (directory / ".kafka_cleanshutdown").exists()
 
     chroot = str(own_kafka.properties["zookeeper.connect"]).partition("/")[2]
-    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+    real_zookeeper.forget_broker(f"/{chroot}")
     own_kafka.start()
     assert consume(own_kafka.bootstrap, "t", "read_uncommitted") == expected["read_uncommitted"] + written
     assert consume(own_kafka.bootstrap, "t", "read_committed") == committed

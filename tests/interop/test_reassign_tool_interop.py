@@ -4,9 +4,7 @@ import contextlib
 import io
 import itertools
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -32,7 +30,8 @@ KLAMM = [sys.executable, "-m", "klamm.cli.main"]
 BROKERS = (1, 2, 3)
 RECORD = b"x" * 10_000
 RECORDS = 200  # to each partition: 2 MB
-SLOW, FAST = 50_000, 100_000_000
+# At the slow rate a partition needs half an hour: no move ends before a tool that looks at it has started.
+SLOW, FAST = 1_000, 100_000_000
 
 
 class KafkaCluster:
@@ -58,6 +57,29 @@ class KafkaCluster:
 
     def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.klamm(*arguments, "--yes", "--json", code=code)]
+
+    @contextlib.contextmanager
+    def executing(self, *arguments: str | Path) -> "Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]":
+        """`klamm reassign execute` in a process of its own, and its events. It is killed at the end."""
+        command = [*KLAMM, "reassign", "execute", *map(str, arguments), "--bootstrap-server", self.bootstrap]
+        with subprocess.Popen(
+            [*command, "--yes", "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield process, map(json.loads, process.stdout)
+            finally:
+                process.kill()
+
+    def clean_up(self) -> None:
+        """What a failed test leaves behind would fail those after it: dead brokers, moves and throttles."""
+        for broker in self.brokers.values():
+            if not broker.process.alive():
+                broker.start()
+        self.klamm("cancel", "--all", "--yes")
+        rates = {f"brokers/{broker}": dict[str, str | None].fromkeys(BROKER_THROTTLES) for broker in BROKERS}
+        errors = ClusterOptions(self.bootstrap).call(lambda client: BrokerAccess(client).change_configs(rates))
+        assert not any(errors.values()), errors
 
     def create(self, topic: str, assignment: list[list[int]], *, with_records: bool = True) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
@@ -147,9 +169,10 @@ def kafka4(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(params=["kafka28", "kafka4"])
-def cluster(request: pytest.FixtureRequest) -> KafkaCluster:
+def cluster(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     found: KafkaCluster = request.getfixturevalue(request.param)
-    return found
+    yield found
+    found.clean_up()
 
 
 def plan(directory: Path, topic: str, *replicas: list[int], log_dirs: list[list[str]] | None = None) -> Path:
@@ -229,23 +252,16 @@ def test_a_killed_execution_is_resumed_faster_and_undone_by_kafkas_tool(cluster:
     cluster.create(topic, [[1, 2], [2, 1], [1, 2]])
     wanted = plan(tmp_path, topic, [2, 3], [1, 3], [1, 3])
     options = ["--reassignment-json-file", str(wanted)]
-    command = [*KLAMM, "reassign", "execute", *options, "--throttle", str(SLOW), "--batch-size", "2", "--yes", "--json"]
-    with subprocess.Popen(
-        [*command, "--bootstrap-server", cluster.bootstrap],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        started = next(each for each in map(json.loads, process.stdout) if each["event"] == "started")
+    with cluster.executing(*options, "--throttle", str(SLOW), "--batch-size", "2") as (process, events):
+        started = next(each for each in events if each["event"] == "started")
         assert len(started["partitions"]) == 2
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
     assert cluster.throttles(topic)[f"brokers/1 {LEADER_RATE}"] == str(SLOW)
     cluster.klamm("throttle", "--rate", str(FAST), *options)
     cluster.until(lambda: cluster.throttles(topic)[f"brokers/3 {LEADER_RATE}"] == str(FAST))
-    events = cluster.events("execute", "--resume", *options)
-    assert events[-1]["complete"] is True
-    progress = [each for each in events if each["event"] == "progress"]
+    resumed = cluster.events("execute", "--resume", *options)
+    assert resumed[-1]["complete"] is True
+    progress = [each for each in resumed if each["event"] == "progress"]
     assert progress[0]["total_bytes"] > 3 * RECORDS * len(RECORD)
     cluster.until(lambda: cluster.throttles(topic) == {})
     assert cluster.replicas(topic) == [[2, 3], [1, 3], [1, 3]]
@@ -275,15 +291,7 @@ def test_a_broker_that_dies_holds_up_only_its_own_partitions(cluster: KafkaClust
     cluster.create(topic, [[1, 2], [3, 1], [2, 1]])
     wanted = plan(tmp_path, topic, [1, 3], [2, 1], [2, 3])
     options = ("--reassignment-json-file", str(wanted))
-    command = [*KLAMM, "reassign", "execute", *options, "--throttle", str(SLOW), "--yes", "--json", "--timeout", "2000"]
-    with subprocess.Popen(
-        [*command, "--bootstrap-server", cluster.bootstrap],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        events = map(json.loads, process.stdout)
+    with cluster.executing(*options, "--throttle", str(SLOW), "--timeout", "2000") as (_, events):
         assert next(each for each in events if each["event"] == "started")
         dead.kill()  # It may be the controller, which is replaced some seconds later.
         cluster.klamm("throttle", "--rate", str(FAST), *options)
@@ -305,15 +313,7 @@ def test_a_batch_gets_the_throttle_again_that_kafkas_verify_has_deleted(cluster:
     wanted = plan(tmp_path, topic, [2, 1], [1, 3])
     options = ("--reassignment-json-file", str(wanted))
     dead.kill()
-    command = [*KLAMM, "reassign", "execute", *options, "--throttle", str(SLOW), "--yes", "--json"]
-    with subprocess.Popen(
-        [*command, "--bootstrap-server", cluster.bootstrap],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        events = map(json.loads, process.stdout)
+    with cluster.executing(*options, "--throttle", str(SLOW)) as (_, events):
         assert next(each for each in events if each["event"] == "completed")["partition"] == f"{topic}-0"
         other = plan(tmp_path / "other", topic, [2, 1])
         assert "Clearing topic-level throttles on topic " + topic in cluster.kafka(

@@ -9,14 +9,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 from support.processes import ManagedProcess, ProcessFailed, free_port
 
@@ -147,7 +148,7 @@ def java_command(jars: Path, main: str, *arguments: str | Path, options: Sequenc
 
 
 def java_tool(
-    jars: Path, main: str, *arguments: str | Path, stdin: bytes | None = None, timeout_s: float = 120
+    jars: Path, main: str, *arguments: str | Path, stdin: bytes | None = None, timeout_s: float = 600
 ) -> bytes:
     """Runs a Java program to its end; returns its stdout. ProcessFailed with its output if it exits with an error.
 
@@ -162,7 +163,7 @@ def java_tool(
     return done.stdout
 
 
-def java_classes_tool(jars: Sequence[Path], source: Path, *, stdin: bytes, timeout_s: float = 120) -> bytes:
+def java_classes_tool(jars: Sequence[Path], source: Path, *, stdin: bytes, timeout_s: float = 600) -> bytes:
     """Runs a Java program from its source, with the jars of several directories: the first that has a class wins."""
     class_path = os.pathsep.join(f"{directory}/*" for directory in jars)
     command = ["java", *SMALL_HEAP, "-cp", class_path, str(source)]
@@ -284,13 +285,14 @@ class RealZooKeeper(JavaServer):
             connection.sendall(command.encode())
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
-    def wait_until_gone(self, path: str, timeout_s: float = 120) -> None:
-        """Waits until the znode does not exist: an ephemeral one, after its owner was killed."""
-        gone = threading.Event()
-        client = self._client(timeout_s)
+    def forget_broker(self, chroot: str, broker_id: int = 0) -> None:
+        """Deletes what the session of a killed broker holds, so that nobody waits until it expires. A session that
+        expires soon would also expire while its broker runs on a busy machine."""
+        client = self._client(120)
         try:
-            if client.exists(path, watch=lambda event: gone.set()) and not gone.wait(timeout_s):
-                raise ProcessFailed(f"{path} still exists after {timeout_s} s")
+            for path in (f"{chroot}/brokers/ids/{broker_id}", f"{chroot}/controller"):
+                with suppress(NoNodeError):
+                    client.delete(path)
         finally:
             client.stop()
 
