@@ -92,6 +92,30 @@ async def test_requests_are_sent_in_order_one_at_a_time():
         assert len(broker.connections) == 1
 
 
+async def test_what_all_brokers_get_is_encoded_once_although_all_channels_begin_at_once(monkeypatch):
+    bodies = []
+
+    def recorded(*arguments):
+        steps = messages.encode_request_body_steps(*arguments)
+        assert steps is not None, "the request is not large"
+        body = yield from steps
+        bodies.append(body)
+        return body
+
+    monkeypatch.setattr(channel_manager, "encode_request_body_steps", recorded)
+    states = [UpdateMetadataPartitionState(number, 1, 1, 1, (1, 2, 3), 1, (1, 2, 3)) for number in range(2_000)]
+    request = UpdateMetadataRequest(
+        controller_id=7, controller_epoch=1, topic_states=[UpdateMetadataTopicState("t", None, states)]
+    )
+    async with ScriptedBroker() as broker, channels() as manager:
+        for number in (1, 2, 3):
+            manager.add_broker(broker.registration(number))
+            manager.send_request(number, ApiKey.UPDATE_METADATA, request.for_broker(100 + number))
+        epochs = {(await broker.requests.get()).body.broker_epoch for _ in range(3)}
+    assert epochs == {101, 102, 103}
+    assert len(bodies) == 3 and len({id(body[-1]) for body in bodies}) == 1
+
+
 async def test_an_answered_request_is_not_kept_until_the_next_one():
     """It may hold the states of all partitions, and the next one may be hours away."""
     async with ScriptedBroker() as broker, channels() as manager:

@@ -66,13 +66,14 @@ class ControllerChannelManager:
         self._receive_buffer = ReceiveBuffer()
         self._channels: dict[int, _Channel] = {}
         self._turns = LoopTurns()
+        self._encoding = asyncio.Lock()
 
     def add_broker(self, broker: BrokerRegistration) -> None:
         """Opens a channel to the broker, unless it has one."""
         if broker.broker_id in self._channels:
             return
         connector = Connector(self._options, self._max_setup_timeout_ms, self._receive_buffer)
-        channel = _Channel(broker.broker_id, connector, self._turns)
+        channel = _Channel(broker.broker_id, connector, self._turns, self._encoding)
         self._channels[broker.broker_id] = channel
         self.update_broker(broker)
         channel.start(self._on_failure)
@@ -133,10 +134,11 @@ class _Channel:
 
     task: "asyncio.Task[None]"
 
-    def __init__(self, broker_id: int, connector: Connector, turns: LoopTurns) -> None:
+    def __init__(self, broker_id: int, connector: Connector, turns: LoopTurns, encoding: asyncio.Lock) -> None:
         self.broker_id = broker_id
         self._connector = connector
         self._turns = turns
+        self._encoding = encoding
         self._waiting: deque[QueuedRequest] = deque()
         self._has_waiting = asyncio.Event()
         # Held while the queue is coalesced.
@@ -239,8 +241,7 @@ class _Channel:
                 request = self._sending = await self._next()
                 self._sending_since = asyncio.get_running_loop().time()
                 self._time_ms.update(round((self._sending_since - request.put_at) * 1000, 3))
-                steps = encode_request_body_steps(request.api_key, request.version, request.body)
-                body = None if steps is None else await self._turns.take(steps)
+                body = await self._encoded(request)
                 await self._turns.wait()
                 response = await self._send(request, body)
                 if self._trouble:
@@ -249,9 +250,18 @@ class _Channel:
                 if request.on_response is not None:
                     request.on_response(response)
                 # The next request may be hours away, and this one may hold the states of all partitions.
-                del request, steps, body, response
+                del request, body, response
         finally:
             self._disconnect()
+
+    async def _encoded(self, request: QueuedRequest) -> Sequence[Buffer] | None:
+        """The body of a large request. Bodies are encoded one after another: side by side, each broker would get its
+        own copy of what all of them share."""
+        steps = encode_request_body_steps(request.api_key, request.version, request.body)
+        if steps is None:
+            return None
+        async with self._encoding:
+            return await self._turns.take(steps)
 
     async def _send(self, request: QueuedRequest, body: Sequence[Buffer] | None) -> Any:
         """The response, however often the request must be sent for it. `body`: see `Connection.send`."""
