@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from klamm.protocol import apis
-from klamm.protocol.compiler import decoders, encoders
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import api_of
+from klamm.protocol.compiler import decoders, encoders
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from support.message_oracle import in_library, library_class
