@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from klamm.protocol import compiler
 from klamm.protocol.apis.fetch import (
     FetchableTopic,
     FetchPartition,
@@ -30,6 +29,7 @@ from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionState, Leade
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.compiler import decoders, encoders
 from klamm.protocol.schema import Struct
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -258,8 +258,8 @@ def row(
 def main() -> None:
     print("microseconds; on the right how many times as long as compiled")
     for what, version, struct_class, name, message in CASES:
-        encode = compiler.compile_encoder(struct_class, version, True)
-        decode = compiler.compile_decoder(struct_class, version, True, MAX_ELEMENTS)
+        encode = encoders.compile_encoder(struct_class, version, True)
+        decode = decoders.compile_decoder(struct_class, version, True, MAX_ELEMENTS)
         body = b"".join(encode(message))
         frame = bytearray(body)
         same = decode(frame, 0)

@@ -8,7 +8,7 @@ import struct
 from typing import Any
 from uuid import UUID
 
-from klamm.protocol.compiler import CODES
+from klamm.protocol.compiler.writing import CODES
 from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.protocol.schema import Field, Struct, fields_of
 

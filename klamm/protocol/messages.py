@@ -1,6 +1,6 @@
 """The only entry point to Kafka's messages: decodes and encodes frames of every API and version.
 
-Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
+Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler/` makes the codecs,
 when they are first needed. Requests and responses are decoded strictly, with one exception: bytes after a request are
 ignored, as in Kafka, because clients send some. librdkafka (up to 2.16 at least) sends three after a Metadata request
 for all topics, kafka-go one after DescribeAcls version 2.
@@ -19,7 +19,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from klamm.base.slices import Steps, in_one_go
-from klamm.protocol import compiler
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import (
     ADVERTISED_MAX,
@@ -31,6 +30,7 @@ from klamm.protocol.apis import (
     request_size_limit,
     response_class,
 )
+from klamm.protocol.compiler import counters, decoders, encoders
 from klamm.protocol.encode_errors import UnencodableMessage, unencodable
 from klamm.protocol.primitives import (
     MAX_TAGGED_FIELDS,
@@ -133,50 +133,50 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
 
 
 @cache
-def _request_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
+def _request_decoder(api_key: ApiKey, version: int) -> decoders.Decoder:
     max_elements = MAX_ELEMENTS[_api(api_key).size]
-    return compiler.compile_decoder(*_served(request_class, api_key, version), max_elements, has_end=False)
+    return decoders.compile_decoder(*_served(request_class, api_key, version), max_elements, has_end=False)
 
 
 @cache
-def _request_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.DecoderInSteps:
+def _request_decoder_in_steps(api_key: ApiKey, version: int) -> decoders.DecoderInSteps:
     max_elements = MAX_ELEMENTS[_api(api_key).size]
-    return compiler.compile_decoder_in_steps(*_served(request_class, api_key, version), max_elements, has_end=False)
+    return decoders.compile_decoder_in_steps(*_served(request_class, api_key, version), max_elements, has_end=False)
 
 
 @cache
-def _response_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
-    return compiler.compile_decoder(*_known(response_class, api_key, version), RESPONSE_MAX_ELEMENTS)
+def _response_decoder(api_key: ApiKey, version: int) -> decoders.Decoder:
+    return decoders.compile_decoder(*_known(response_class, api_key, version), RESPONSE_MAX_ELEMENTS)
 
 
 @cache
-def _response_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.DecoderInSteps:
-    return compiler.compile_decoder_in_steps(*_known(response_class, api_key, version), RESPONSE_MAX_ELEMENTS)
+def _response_decoder_in_steps(api_key: ApiKey, version: int) -> decoders.DecoderInSteps:
+    return decoders.compile_decoder_in_steps(*_known(response_class, api_key, version), RESPONSE_MAX_ELEMENTS)
 
 
 @cache
-def _request_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
-    return compiler.compile_encoder(*_known(request_class, api_key, version))
+def _request_encoder(api_key: ApiKey, version: int) -> encoders.Encoder:
+    return encoders.compile_encoder(*_known(request_class, api_key, version))
 
 
 @cache
-def _request_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
-    return compiler.compile_encoder_in_steps(*_known(request_class, api_key, version))
+def _request_encoder_in_steps(api_key: ApiKey, version: int) -> encoders.EncoderInSteps:
+    return encoders.compile_encoder_in_steps(*_known(request_class, api_key, version))
 
 
 @cache
-def _response_encoder(api_key: ApiKey, version: int) -> compiler.ResponseEncoder:
-    return compiler.compile_response_encoder(*_served(response_class, api_key, version))
+def _response_encoder(api_key: ApiKey, version: int) -> encoders.ResponseEncoder:
+    return encoders.compile_response_encoder(*_served(response_class, api_key, version))
 
 
 @cache
-def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
-    return compiler.compile_encoder_in_steps(*_served(response_class, api_key, version))
+def _response_encoder_in_steps(api_key: ApiKey, version: int) -> encoders.EncoderInSteps:
+    return encoders.compile_encoder_in_steps(*_served(response_class, api_key, version))
 
 
 @cache
-def _error_counter_in_steps(api_key: ApiKey) -> compiler.ErrorCounterInSteps:
-    return compiler.compile_error_counter_in_steps(response_class(api_key))
+def _error_counter_in_steps(api_key: ApiKey) -> counters.ErrorCounterInSteps:
+    return counters.compile_error_counter_in_steps(response_class(api_key))
 
 
 def _served(class_of: Callable[[ApiKey], Any], api_key: ApiKey, version: int) -> tuple[Any, int, bool]:
@@ -266,7 +266,7 @@ def encode_response(
     return _with_response_header(api_key, version, correlation_id, body)
 
 
-def _take_back(encode: compiler.ResponseEncoder, message: Any, codes: list[int]) -> None:
+def _take_back(encode: encoders.ResponseEncoder, message: Any, codes: list[int]) -> None:
     """Removes the codes that an encoding has appended before it failed: it fails again at the same place."""
     appended: list[int] = []
     with contextlib.suppress(Exception):
@@ -302,13 +302,13 @@ def _response_steps(
 
 def _large_body_steps(
     class_of: Callable[[ApiKey], type],
-    encoder_in_steps: Callable[[ApiKey, int], compiler.EncoderInSteps],
+    encoder_in_steps: Callable[[ApiKey, int], encoders.EncoderInSteps],
     api_key: ApiKey,
     version: int,
     message: Any,
 ) -> Steps[list[Buffer]] | None:
     try:
-        if not compiler.is_large(message):
+        if not counters.is_large(message):
             return None
     except Exception as error:
         raise _unencodable(class_of(api_key), api_key, version, message, error) from error
@@ -316,7 +316,7 @@ def _large_body_steps(
 
 
 def _encode_in_steps(
-    message_class: type, encode: compiler.EncoderInSteps, api_key: ApiKey, version: int, message: Any
+    message_class: type, encode: encoders.EncoderInSteps, api_key: ApiKey, version: int, message: Any
 ) -> Steps[list[Buffer]]:
     try:
         return (yield from encode(message))

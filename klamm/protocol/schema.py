@@ -203,14 +203,14 @@ class Struct(_Noted):
 
     def __init__(self, *places: Any, **values: Any) -> None:
         # The first instance of a class makes the class's own `__init__`.
-        from klamm.protocol.compiler import compile_init
+        from klamm.protocol.compiler.methods import compile_init
 
         compile_init(type(self))
         self.__init__(*places, **values)  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
         # The first comparison makes the class's own `__eq__`.
-        from klamm.protocol.compiler import compile_eq
+        from klamm.protocol.compiler.methods import compile_eq
 
         compile_eq(type(self))
         return self.__eq__(other)

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from klamm.protocol import apis, compiler
+from klamm.protocol import apis
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import api_of
+from klamm.protocol.compiler import decoders, encoders
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from support.message_oracle import in_library, library_class
@@ -182,7 +183,7 @@ def value_told(kind: Any, value: Any, version: int, names: Names, place: str) ->
 
 def encoded(what: What, message: Any) -> bytes:
     flexible = is_flexible(what.key, what.version)
-    return b"".join(compiler.compile_encoder(message_class(what.key, what.kind), what.version, flexible)(message))
+    return b"".join(encoders.compile_encoder(message_class(what.key, what.kind), what.version, flexible)(message))
 
 
 def made(rng: random.Random, what: What, names: Names) -> tuple[Any, dict[str, Any]]:
@@ -238,7 +239,7 @@ def compare(kafka: Kafka, whats: list[What], rounds: int) -> None:
 
 def decoded(what: What, body: bytes) -> Any:
     flexible = is_flexible(what.key, what.version)
-    decode = compiler.compile_decoder(message_class(what.key, what.kind), what.version, flexible, 100_000)
+    decode = decoders.compile_decoder(message_class(what.key, what.kind), what.version, flexible, 100_000)
     return decode(bytearray(body), 0)
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from klamm.base.slices import in_one_go
-from klamm.protocol import compiler, messages
+from klamm.protocol import messages
 from klamm.protocol.apis.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
@@ -18,6 +18,7 @@ from klamm.protocol.apis.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopicState,
 )
+from klamm.protocol.compiler import decoders
 from klamm.protocol.messages import ApiKey, InvalidFrame
 from klamm.protocol.primitives import Buffer
 
@@ -106,7 +107,7 @@ def test_a_partitions_ids_are_kept_as_they_were_received() -> None:
 
 @pytest.mark.parametrize("many", [3, 100])
 def test_the_broker_ids_count_as_elements(many: int) -> None:
-    decode = compiler.compile_decoder(LeaderAndIsrRequest, 4, True, 2 + many, has_end=False)
+    decode = decoders.compile_decoder(LeaderAndIsrRequest, 4, True, 2 + many, has_end=False)
     for replicas, is_allowed in (((), True), ((1,), False)):
         state = LeaderAndIsrPartitionState(0, 1, 2, 3, (1,) * many, 4, replicas)
         body = joined(encoded(ApiKey.LEADER_AND_ISR, 4, leader_and_isr(state)))

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol import apis, compiler, messages, primitives
+from klamm.protocol import apis, messages, primitives
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import ADVERTISED_MAX, ADVERTISED_MIN, api_of
+from klamm.protocol.compiler import decoders, encoders, writing
 from klamm.protocol.messages import InvalidFrame
 from support.message_oracle import body_of, in_library, library_class
 from support.random_messages import is_flexible, message_class, random_message
@@ -23,11 +24,11 @@ SERVED = [what for what in COMPILED if what in ADVERTISED]
 
 
 def decoder(api_key, kind, version):
-    return compiler.compile_decoder(message_class(api_key, kind), version, is_flexible(api_key, version), 100_000)
+    return decoders.compile_decoder(message_class(api_key, kind), version, is_flexible(api_key, version), 100_000)
 
 
 def encode(api_key, kind, version, message):
-    return compiler.compile_encoder(message_class(api_key, kind), version, is_flexible(api_key, version))(message)
+    return encoders.compile_encoder(message_class(api_key, kind), version, is_flexible(api_key, version))(message)
 
 
 def steps_of(generator):
@@ -45,13 +46,13 @@ def steps_of(generator):
 @pytest.mark.parametrize(("api_key", "version"), COMPILED, ids=lambda value: getattr(value, "name", value))
 def test_messages_are_those_of_the_library(api_key, version, kind, monkeypatch):
     """Encoded and decoded, in one go and in steps."""
-    monkeypatch.setitem(compiler._HELPERS, "STEP", 64)
+    monkeypatch.setitem(writing.HELPERS, "STEP", 64)
     rng = random.Random(f"{api_key.name} {version} {kind}")
     own, flexible = message_class(api_key, kind), is_flexible(api_key, version)
     decode = decoder(api_key, kind, version)
-    encode = compiler.compile_encoder(own, version, flexible)
-    decode_in_steps = compiler.compile_decoder_in_steps(own, version, flexible, 100_000)
-    encode_in_steps = compiler.compile_encoder_in_steps(own, version, flexible)
+    encode = encoders.compile_encoder(own, version, flexible)
+    decode_in_steps = decoders.compile_decoder_in_steps(own, version, flexible, 100_000)
+    encode_in_steps = encoders.compile_encoder_in_steps(own, version, flexible)
     for _ in range(8):
         message = random_message(rng, api_key, kind, version)
         body = body_of(in_library(message, library_class(api_key, kind), version), version)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from klamm.protocol import compiler
+from klamm.protocol.compiler import decoders, encoders
 from klamm.protocol.primitives import InvalidFrame
 from klamm.protocol.schema import SMALL, Int32, Request, Response, String, Struct, Versions, field, fields_of
 
@@ -28,11 +28,11 @@ Item = OrderRequest.Item
 
 
 def decoded(version: int, body: bytes) -> object:
-    return compiler.compile_decoder(OrderRequest, version, version >= 3, 100)(body, 0)
+    return decoders.compile_decoder(OrderRequest, version, version >= 3, 100)(body, 0)
 
 
 def encoded(version: int, message: OrderRequest) -> bytes:
-    return b"".join(compiler.compile_encoder(OrderRequest, version, version >= 3)(message))
+    return b"".join(encoders.compile_encoder(OrderRequest, version, version >= 3)(message))
 
 
 def test_every_version_has_its_own_layout() -> None:

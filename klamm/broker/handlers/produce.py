@@ -21,7 +21,7 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.net.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.compiler import is_large
+from klamm.protocol.compiler.counters import is_large
 from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
 from klamm.protocol.record.record_batch import is_transactional, is_zstd
 from klamm.protocol.record.record_walk import MAX_NAMED_RECORDS

@@ -25,9 +25,10 @@ from klamm.faults.commands import FailAnswers
 from klamm.faults.request_subjects import ONE_BY_ONE, PARTITIONED
 from klamm.faults.tally import Tally
 from klamm.net.exchange import AnswerOnly, Response
-from klamm.protocol import compiler, messages
+from klamm.protocol import messages
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
+from klamm.protocol.compiler import counters, writing
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.machine.small_slices import small_slices
@@ -86,7 +87,7 @@ def compile_codecs(key: ApiKey) -> None:
     messages.error_counter(key)
     messages._error_counter_in_steps(key)
     for message_class in (messages.request_class(key), messages.response_class(key)):
-        compiler.is_large(Filling().message(message_class, version, ()))
+        counters.is_large(Filling().message(message_class, version, ()))
 
 
 @pytest.fixture
@@ -99,10 +100,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         messages._response_encoder_in_steps,
         messages._error_counter_in_steps,
     )
-    monkeypatch.setitem(compiler._HELPERS, "STEP", 64)
+    monkeypatch.setitem(writing.HELPERS, "STEP", 64)
     monkeypatch.setattr("klamm.broker.requests.dispatcher.LARGE_FRAME_BYTES", 512)
-    monkeypatch.setattr(compiler, "LARGE_ELEMENTS", 50)
-    monkeypatch.setattr(compiler, "_COUNTERS", {})
+    monkeypatch.setattr(counters, "LARGE_ELEMENTS", 50)
+    monkeypatch.setattr(counters, "_COUNTERS", {})
     for codec in codecs:
         codec.cache_clear()
     with small_slices():
