@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.base.slices import Slices, each
+from klamm.base.slices import Slices, each, for_slices
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
@@ -50,6 +50,7 @@ from klamm.zookeeper.messages import (
     Delete,
     MultiOperation,
     SetData,
+    Stat,
 )
 
 logger = logging.getLogger(__name__)
@@ -554,6 +555,21 @@ class KafkaZooKeeper:
                 versions[key] = found.zk_version
         return versions
 
+    async def without_bounced_members(
+        self, states: Mapping[PartitionKey, LeaderAndIsr]
+    ) -> dict[PartitionKey, LeaderAndIsr]:
+        """These states that leaders want to write, without the followers that are in the stored ISR, and whose brokers
+        have registered since it was stored. A state that has not the stored version `zk_version` stays as it is."""
+        ids = {member for state in states.values() for member in state.isr if member != state.leader}
+        found = await get_all(self.client, {id_: brokers.broker_path(id_) for id_ in sorted(ids)})
+        epochs = {id_: stat.czxid for id_, (_, stat) in found.items()}
+
+        async def decide(piece: Sequence[PartitionKey]) -> list[tuple[PartitionKey, LeaderAndIsr]]:
+            stored = await get_all(self.client, {key: topics.partition_state_path(*key) for key in piece})
+            return [(key, _without_bounced(key, states[key], epochs, stored.get(key))) for key in piece]
+
+        return {key: state for decided in await for_slices(states, decide) for key, state in decided}
+
     async def propagate_isr_changes(self, partitions: Sequence[PartitionKey]) -> None:
         """Tells the controller that these partitions' ISRs have changed. A repeated write tells it twice."""
         for start in range(0, len(partitions), MAX_PARTITIONS_OF_ISR_CHANGE):
@@ -607,6 +623,19 @@ def decode_state(key: PartitionKey, data: bytes, zk_version: int) -> "LeaderAndI
         return LeaderAndIsr.decode(*key, data, zk_version)
     except ZnodeError as error:
         return error
+
+
+def _without_bounced(
+    key: PartitionKey, wanted: LeaderAndIsr, epochs: Mapping[int, int], found: tuple[bytes, Stat] | None
+) -> LeaderAndIsr:
+    if found is None or found[1].version != wanted.zk_version:
+        return wanted
+    data, stat = found
+    back = [id_ for id_ in wanted.isr if id_ != wanted.leader and epochs.get(id_, 0) > stat.mzxid]
+    if not back or isinstance(stored := decode_state(key, data, stat.version), ZnodeError):
+        return wanted
+    # Who joins now is not meant: the leader has seen it catch up since it came back.
+    return replace(wanted, isr=tuple(id_ for id_ in wanted.isr if id_ not in back or id_ not in stored.isr))
 
 
 def _version(result: batches.Result) -> "int | ZooKeeperError":

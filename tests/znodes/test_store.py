@@ -456,6 +456,31 @@ async def test_a_leader_changes_only_the_state_that_it_knows(tmp_path: Path) -> 
         assert await store.partition_states([("t", 0)]) == {("t", 0): wanted}
 
 
+async def test_a_leader_leaves_out_the_members_that_have_registered_since_the_state_was_written(tmp_path: Path) -> None:
+    async with playing(tmp_path) as (_, store):
+        await store.create_persistent_paths()
+        await store.create_topic("t", {number: [0, 1, 2, 3] for number in range(4)}, None, {})
+        # The leader, 0, has a new session; 2 is as it was; 3 was not in sync and joins.
+        await store.register_broker(dataclasses.replace(REGISTRATION, broker_id=2))
+        before = LeaderAndIsr(0, 3, (0, 1, 2), 1)
+        await write_states(store, {("t", number): before for number in range(4)})
+        for broker_id in (0, 1, 3):
+            await store.register_broker(dataclasses.replace(REGISTRATION, broker_id=broker_id))
+        # 2 was written later, 3 is not as the leader knows it.
+        await write_states(store, {("t", number): before for number in (2, 3)})
+        wanted = {
+            ("t", 0): dataclasses.replace(before, isr=(0, 1, 2, 3), zk_version=0),
+            ("t", 1): dataclasses.replace(before, isr=(0, 1), zk_version=0),
+            ("t", 2): dataclasses.replace(before, isr=(0, 1), zk_version=1),
+            ("t", 3): dataclasses.replace(before, isr=(0, 1), zk_version=0),
+            ("gone", 0): dataclasses.replace(before, zk_version=0),
+        }
+        decided = await store.without_bounced_members(wanted)
+        assert [decided["t", number].isr for number in range(4)] == [(0, 2, 3), (0,), (0, 1), (0, 1)]
+        assert decided["gone", 0] == wanted["gone", 0]
+        assert await store.update_leader_and_isr(decided) == {("t", 0): 1, ("t", 1): 1, ("t", 2): 2}
+
+
 async def test_losses_during_a_leaders_changes(tmp_path: Path) -> None:
     async with playing_with_losses(tmp_path) as (proxy, store, safe):
         await safe.create_topic("t", {number: [0, 1] for number in range(10)}, None, {})

@@ -3,6 +3,9 @@
 What must stay true:
 - A state is written only over the version that its leader knows, so a leader that was replaced, or that missed a
   decision of the controller, changes nothing.
+- A follower that has bounced since the state was written leaves the ISR with the leader's write. This write is younger
+  than the follower's registration, and would hide the bounce from the next controller (klamm/controller/bounces.py),
+  perhaps while no controller is there. (Kafka 2.8.2 does not look.) A follower that joins is meant to be back.
 - The controller is notified of every change that may have been written, including void changes and changes whose answer
   was lost. It reads the state itself, so superfluous notifications do no harm.
 - A notification has many changes: it is sent when no change has come for `LINGER_MS`, or after `MAX_DELAY_MS`.
@@ -31,7 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 class IsrStore(Protocol):
-    """The writes of `KafkaZooKeeper` to ZooKeeper. Raises ZooKeeperError; some writes may have been done then."""
+    """The part of `KafkaZooKeeper` that leaders need. Raises ZooKeeperError; some writes may have been done then."""
+
+    async def without_bounced_members(
+        self, states: Mapping[PartitionKey, LeaderAndIsr]
+    ) -> dict[PartitionKey, LeaderAndIsr]:
+        """The states without the members that have bounced since the stored ones were written."""
 
     async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
         """Writes each state over the version `zk_version`. Returns the new version of each written state."""
@@ -67,7 +75,9 @@ class ZkIsrManager(BatchedIsrChanges):
             for change in changes
         }
         try:
-            versions = await self._zookeeper().update_leader_and_isr(states)
+            store = self._zookeeper()
+            written = await store.without_bounced_members(states)
+            versions = await store.update_leader_and_isr(written)
         except ZooKeeperError as error:
             _log.info("the ISRs of %d partitions are written again: %s", len(states), error)
             self._changed(states)
@@ -80,7 +90,7 @@ class ZkIsrManager(BatchedIsrChanges):
                     change,
                     ErrorCode.INVALID_UPDATE_VERSION
                     if version is None
-                    else WrittenIsr(change.leader_epoch, change.isr, version),
+                    else WrittenIsr(change.leader_epoch, written[change.topic_partition].isr, version),
                 )
         return True
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -31,8 +32,17 @@ class Store(IsrStore):
         self.failures: list[Exception] = []
         self.failure_after: Exception | None = None
         self.gate: asyncio.Event | None = None
+        self.bounced: set[int] = set()
         self.faults: list[BaseException] = []
         self.manager = ZkIsrManager(lambda: self, ME, self.faults.append)
+
+    async def without_bounced_members(
+        self, states: Mapping[PartitionKey, LeaderAndIsr]
+    ) -> dict[PartitionKey, LeaderAndIsr]:
+        return {
+            key: replace(state, isr=tuple(id_ for id_ in state.isr if id_ not in self.bounced))
+            for key, state in states.items()
+        }
 
     async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
         if self.gate is not None:
@@ -80,6 +90,15 @@ async def test_the_state_is_written_as_the_leader_knows_it(store, manager, resul
         "one write, under the controller epoch of the LeaderAndIsr"
     )
     assert results == [(0, WrittenIsr(7, (1, 2), 1)), (1, WrittenIsr(7, (1,), 5))]
+
+
+@scenario
+async def test_a_follower_that_has_bounced_is_not_written_and_the_leader_hears_so(store, manager, results):
+    store.bounced = {2}
+    manager.submit(change(results, isr=(1, 2, 3)))
+    await settle()
+    assert store.written == [{("t", 0): LeaderAndIsr(ME, 7, (1, 3), 3)}]
+    assert results == [(0, WrittenIsr(7, (1, 3), 1))]
 
 
 @scenario

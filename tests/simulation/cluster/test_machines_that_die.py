@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from klamm.simulation.cluster.cluster import SimulatedCluster
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.simulation.cluster.cluster import NEWEST_PROTOCOL, SimulatedCluster
 from klamm.simulation.machine.world import World
 from klamm.simulation.workloads.verdict import converge, judge
 from klamm.simulation.workloads.workload import Workload, create_topic
@@ -25,9 +26,11 @@ Scenario = Callable[[World], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def working_cluster(world: World) -> AsyncIterator[tuple[SimulatedCluster, Workload]]:
+async def working_cluster(
+    world: World, protocol: str = NEWEST_PROTOCOL, properties: dict[str, str] | None = None
+) -> AsyncIterator[tuple[SimulatedCluster, Workload]]:
     """Three brokers at work, min.insync.replicas 2; at the end the cluster must be whole and have every record."""
-    cluster = SimulatedCluster(world)
+    cluster = SimulatedCluster(world, protocols=(protocol,), properties=properties)
     await cluster.start()
     client, node = cluster.client(), world.node("client")
     await node.run(create_topic(client, TOPIC, partitions=len(KEYS), replication_factor=3))
@@ -95,11 +98,38 @@ async def back_when_its_session_ends(world: World) -> None:
             broker.node.resume()
 
 
+async def back_before_its_leader_writes_the_isr(world: World) -> None:
+    """A leader that writes its ISR itself takes out the controller, which has died; its other follower is back, but has
+    not copied what it lost when the leader dies too. The next controller must not take the follower for in sync."""
+    lag = {"replica.lag.time.max.ms": "12000"}
+    async with working_cluster(world, protocol="2.4", properties=lag) as (cluster, _):
+        controller = cluster.brokers[cluster.controller_id()]
+        leader, follower = [broker for broker in cluster.brokers.values() if broker is not controller]
+        led = next(key for key in KEYS if cluster.leader(*key) == leader.broker_id)
+        # Leaders look for followers that lag every 6 s. The controller is found at the third look.
+        cluster.isolate(controller.broker_id, from_brokers=True)
+        await asyncio.sleep(10.5)
+        follower.kill(machine=True)
+        cluster.isolate(follower.broker_id, from_brokers=True)
+        follower.start()
+        # The follower registers when its former session has ended, before the controller's session ends.
+        await asyncio.sleep(3.5)
+        controller.kill()
+        await cluster.until(lambda: controller.broker_id not in cluster.isr(*led))
+        assert cluster.controller_id() == controller.broker_id
+        assert follower.broker_id in cluster.state.live_brokers()
+        leader.kill()
+        await cluster.until(lambda: cluster.leader(*led) != leader.broker_id)
+        assert cluster.leader(*led) == NO_LEADER, "the follower lacks acknowledged records"
+        await cluster.heal()
+
+
 SCENARIOS = [
     the_controllers_machine,
     another_brokers_machine,
     the_controllers_machine_then_a_leader,
     back_when_its_session_ends,
+    back_before_its_leader_writes_the_isr,
 ]
 
 
