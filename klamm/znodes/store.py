@@ -558,8 +558,8 @@ class KafkaZooKeeper:
     async def without_bounced_members(
         self, states: Mapping[PartitionKey, LeaderAndIsr]
     ) -> dict[PartitionKey, LeaderAndIsr]:
-        """These states that leaders want to write, without the followers that are in the stored ISR, and whose brokers
-        have registered since it was stored. A state that has not the stored version `zk_version` stays as it is."""
+        """The states that leaders want to write, without the followers that are in the stored ISR and whose brokers have
+        registered since it was stored. A state whose `zk_version` is not the stored one is returned unchanged."""
         ids = {member for state in states.values() for member in state.isr if member != state.leader}
         found = await get_all(self.client, {id_: brokers.broker_path(id_) for id_ in sorted(ids)})
         epochs = {id_: stat.czxid for id_, (_, stat) in found.items()}
@@ -634,7 +634,7 @@ def _without_bounced(
     back = [id_ for id_ in wanted.isr if id_ != wanted.leader and epochs.get(id_, 0) > stat.mzxid]
     if not back or isinstance(stored := decode_state(key, data, stat.version), ZnodeError):
         return wanted
-    # Who joins now is not meant: the leader has seen it catch up since it came back.
+    # A follower that joins stays: the leader has seen it catch up since its broker registered.
     return replace(wanted, isr=tuple(id_ for id_ in wanted.isr if id_ not in back or id_ not in stored.isr))
 
 
