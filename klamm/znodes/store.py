@@ -558,8 +558,8 @@ class KafkaZooKeeper:
     async def without_bounced_members(
         self, states: Mapping[PartitionKey, LeaderAndIsr]
     ) -> dict[PartitionKey, LeaderAndIsr]:
-        """The states that leaders want to write, without the followers that are in the stored ISR and whose brokers have
-        registered since it was stored. A state whose `zk_version` is not the stored one is returned unchanged."""
+        """The states that leaders want to write, without the followers that are in the stored ISR and whose brokers
+        have registered since it was stored. A state whose `zk_version` is not the stored one is returned unchanged."""
         ids = {member for state in states.values() for member in state.isr if member != state.leader}
         found = await get_all(self.client, {id_: brokers.broker_path(id_) for id_ in sorted(ids)})
         epochs = {id_: stat.czxid for id_, (_, stat) in found.items()}
