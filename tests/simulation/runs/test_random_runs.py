@@ -90,7 +90,7 @@ def arguments(**options: object) -> argparse.Namespace:
 
 
 def test_several_jobs_tell_the_same_in_the_same_order() -> None:
-    alone, together = (list(sweep._outcomes(arguments(seeds=3, jobs=jobs))) for jobs in (1, 2))
+    alone, together = (list(sweep._outcomes(arguments(seeds=3, jobs=jobs, brokers=3, steps=3))) for jobs in (1, 2))
     assert [outcome.seed for outcome in alone] == [0, 1, 2]
     assert alone == together
 
