@@ -122,8 +122,8 @@ REPLACEMENTS = {
         ),
         ("        _take_back(encode, message, codes)\n", ""),
         (
-            "compiler.compile_response_encoder(*_served(response_class",
-            "compiler.compile_encoder(*_served(response_class",
+            "encoders.compile_response_encoder(*_served(response_class",
+            "encoders.compile_encoder(*_served(response_class",
         ),
     ),
     "replication/replica_manager.py": (
