@@ -16,7 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-PRELOAD = ("klamm.processes.servers", "klamm.processes.serving")
+PRELOAD = (
+    "klamm.processes.servers",
+    "klamm.processes.serving",
+    # A broker imports these while it starts; all brokers of a local cluster have a port for metrics.
+    "klamm.broker.metrics.metrics_endpoint",
+    "encodings.idna",
+)
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 

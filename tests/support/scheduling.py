@@ -8,7 +8,7 @@ is left alone with it at the end.
 """
 
 import ast
-from collections.abc import Iterator
+import re
 from functools import cache
 from typing import Any
 
@@ -50,27 +50,26 @@ def unit_of(nodeid: str) -> str:
 def _with_jvm(path: str, room: str) -> frozenset[str]:
     """The functions of a file that have a JVM of the room."""
     # xdist asks in a process that collects no tests, so the text must tell.
+    source = (ROOT / path).read_text(encoding="utf-8")
+    lines = source.splitlines()
     asked_by: dict[str, set[str]] = {}
     asked_anywhere: set[str] = set()
-    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+    for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            asked_by[node.name] = {*_arguments(node), *_texts(node)}
+            begins = min((each.lineno for each in node.decorator_list), default=node.lineno)
+            arguments = (each.arg for each in (*node.args.args, *node.args.kwonlyargs))
+            asked_by[node.name] = {*arguments, *_texts(lines[begins - 1 : node.end_lineno])}
         else:
-            asked_anywhere.update(_texts(node))
+            asked_anywhere.update(_texts(lines[node.lineno - 1 : node.end_lineno]))
     found = {*JVMS[room]}
     while more := {name for name, asked in asked_by.items() if asked & found} - found:
         found |= more
     return frozenset(asked_by if asked_anywhere & found else found)
 
 
-def _arguments(node: ast.AST) -> Iterator[str]:
-    return (part.arg for part in ast.walk(node) if isinstance(part, ast.arg))
-
-
-def _texts(node: ast.AST) -> Iterator[str]:
+def _texts(lines: list[str]) -> list[str]:
     """`request.getfixturevalue("real_kafka")`. Texts like "spark" and "kafka" say other things."""
-    texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
-    return (text for text in texts if "_" in text)
+    return re.findall(r'"(\w+_\w+)"', "\n".join(lines))
 
 
 def turn_of(nodeid: str) -> int:
