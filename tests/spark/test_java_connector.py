@@ -201,7 +201,14 @@ def test_a_checkpoint_with_an_uncommitted_first_batch_is_refused_until_the_java_
 
 @pytest.mark.usefixtures("java_connector")
 @pytest.mark.parametrize(
-    "options", [{}, {"minPartitions": "13"}, {"startingTimestamp": "1600000010000", "endingTimestamp": "1600000020000"}]
+    "options",
+    [
+        {},
+        pytest.param({"minPartitions": "13"}, marks=pytest.mark.long),
+        pytest.param(
+            {"startingTimestamp": "1600000010000", "endingTimestamp": "1600000020000"}, marks=pytest.mark.long
+        ),
+    ],
 )
 def test_it_reads_a_batch_from_klamm(
     spark: "SparkSession", everything: tuple[str, str], options: dict[str, str]
@@ -219,7 +226,9 @@ def test_it_reads_a_batch_from_klamm(
 
 
 @pytest.mark.usefixtures("java_connector")
-@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    "codec", ["none", *(pytest.param(each, marks=pytest.mark.long) for each in ("gzip", "snappy", "lz4")), "zstd"]
+)
 def test_it_writes_a_batch_to_klamm(spark: "SparkSession", cluster: Cluster, topic: MakeTopic, codec: str) -> None:
     name, other = topic(partitions=2), topic()
     headers = "IF(id % 3 = 0, array(struct('h' AS key, CAST('1' AS BINARY) AS value)), NULL) AS headers"
