@@ -85,9 +85,8 @@ class ForcedMoves:
 
     def run(self) -> None:
         layout, goal = self._layout, self._goal
-        for partition in self._by_size:
-            if not layout.is_selected[partition] or not self._has_work(partition):
-                continue
+        worked_on = [each for each in self._by_size if layout.is_selected[each] and self._has_work(each)]
+        for partition in worked_on:
             if reason := self._standstill(partition):
                 self._refuse_all(partition, reason)
             else:
@@ -97,9 +96,11 @@ class ForcedMoves:
                 self._increase(partition)
                 # A further replica in its rack may free the rack of one that could not leave before.
                 self._empty(partition)
-                self._refuse_stuck(partition)
         if goal.racks is Racks.IMPROVE and layout.keeps_racks:
             self._improve_racks()
+        for partition in worked_on:
+            if self._standstill(partition) is None:
+                self._refuse_stuck(partition)
         self.unmovable.sort(key=lambda each: (each.topic, each.partition, -1 if each.broker is None else each.broker))
 
     def _must_leave(self, broker: int) -> bool:
@@ -221,6 +222,8 @@ class ForcedMoves:
             if self._layout.is_movable[partition]:
                 while (better := self._better_racks(partition)) is not None:
                     self._move(partition, *better)
+                    # The replica that moved may have stood where one that could not leave before has to go.
+                    self._empty(partition)
 
     def _better_racks(self, partition: int) -> tuple[int, int] | None:
         """A move that leaves fewer replicas of the partition in one rack."""

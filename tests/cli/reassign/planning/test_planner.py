@@ -172,6 +172,13 @@ def test_replicas_that_share_a_rack_move_only_when_that_is_asked_for() -> None:
     assert moved(made) == {0: (1, 4), 2: (2, 4, 3)}
 
 
+def test_a_replica_that_leaves_a_shared_rack_makes_room_for_a_broker_that_is_replaced() -> None:
+    racks = {1: "a", 2: "a", 3: "a", 4: "b"}
+    made = plan(cluster([[1, 2]], racks=racks), Goal(replace={1: 2}, racks=Racks.IMPROVE))
+    assert moved(made) == {0: (2, 4)}
+    assert made.unmovable == ()
+
+
 def test_a_balance_leaves_every_partition_in_as_many_racks_as_before() -> None:
     racks = {1: "a", 2: "b", 3: "a", 4: "b"}
     found = cluster([[1, 2]] * 6, racks=racks)
