@@ -27,7 +27,7 @@ from sides import ROOT  # noqa: F401  # puts the tests' support on the path
 from klamm.base import json_bytes
 from klamm.cockpit import server as cockpit_server
 from klamm.cockpit.map_lags import PIECE_ROWS
-from support.browser import PATIENCE_MS, chromium
+from support.browser import PATIENCE_MS, launch
 from support.cockpit import FixedSource, PageServer, encoded_map, now_document, partition_map
 
 BROKERS = 8
@@ -71,7 +71,7 @@ def main() -> None:
                     patch.object(cockpit_server, "STATIC", static),
                     PageServer(source, encoded_map(head, cells)) as server,
                 ):
-                    browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+                    browser = launch(playwright)
                     found[side].append(measure(browser, server, head["rows"]))
                     browser.close()
     results = {side: together(rounds) for side, rounds in found.items()}

@@ -1,6 +1,7 @@
 """An asynchronous generator that is left in its middle keeps its connection until the garbage collector comes."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,13 @@ def loops_over_calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def test_who_loops_over_a_generator_closes_it() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in SOURCES}
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    # To parse all modules would take seconds.
+    trees = {
+        path: ast.parse(text)
+        for path, text in texts.items()
+        if re.search(r"async\s+for|async\s+def.*\byield\b", text, re.DOTALL)
+    }
     generators = {
         node.name
         for tree in trees.values()

@@ -1,8 +1,6 @@
 """What documents and docstrings name exists: files, tests, modules, functions. A name that has moved is found here."""
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,13 @@ ROOMS = ("klamm", "tests", "bench", "pyspark_klamm")
 SOURCES = [path for room in ROOMS for path in sorted(ROOT.glob(f"{room}/**/*.py"))]
 NAMES_OF_OTHERS = ("jute.maxbuffer", "df.write", "from_protobuf", "to_protobuf")  # of ZooKeeper, PySpark and Spark
 PLACEHOLDERS = ("NAME", "...", "totals.py")  # the last is what an example writes
+
+# Comments and docstrings; and, so that a `#` or quotes in them begin neither, other texts.
+PROSE_OR_TEXT = re.compile(
+    r"""(?P<prose>\#[^\n]*|(?<!\w)\"{3}(?:[^\\]|\\.)*?\"{3})|'{3}.*?'{3}|\"{3}(?:[^\\]|\\.)*?\"{3}"""
+    r"""|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""",
+    re.DOTALL,
+)
 
 
 def test_every_file_that_a_document_names_exists() -> None:
@@ -57,12 +62,16 @@ def test_every_name_in_a_docstring_or_comment_exists_somewhere() -> None:
     prose: list[tuple[Path, int, str]] = []
     for path in SOURCES:
         known.update(path.relative_to(ROOT).with_suffix("").parts)
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-            is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
-            if token.type == tokenize.COMMENT or is_docstring:
-                prose.append((path, token.start[0], token.string))
-            else:
-                known.update(re.findall(r"\w+", token.string))
+        text = path.read_text(encoding="utf-8")
+        end, line = 0, 1
+        for match in PROSE_OR_TEXT.finditer(text):
+            if match["prose"]:
+                known.update(re.findall(r"\w+", text[end : match.start()]))
+                line += text.count("\n", end, match.start())
+                prose.append((path, line, match["prose"]))
+                line += match["prose"].count("\n")
+                end = match.end()
+        known.update(re.findall(r"\w+", text[end:]))
     unknown = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path, line, text in prose

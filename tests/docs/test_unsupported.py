@@ -24,19 +24,18 @@ def test_no_key_is_said_to_be_accepted_that_ends_a_start() -> None:
     assert "`authorizer.class.name` (the authorizer would not be asked)" in refused
 
 
-def _is_read(pattern: str, definitions: str) -> bool:
-    return any(re.search(pattern, text) for path, text in SOURCES.items() if path.name != definitions)
-
-
 def test_every_key_is_read_somewhere_or_has_its_reason() -> None:
     """A key that is said to act and that no code reads is the worst of both."""
     brokers = {**BROKER_CONFIG_DEF.keys, **DYNAMIC_ONLY_DEF.keys}
     for keys, definitions in ((brokers, "broker_keys.py"), (TOPIC_CONFIG_DEF.keys, "topic.py")):
+        texts = [text for path, text in SOURCES.items() if path.name != definitions]
+        attributes = {name for text in texts for name in re.findall(r"\.(\w+)", text)}
+        quoted = {name for text in texts for name in re.findall(r"\"(?=([\w.-]+)\")", text)}
         read = {
             name
             for name, key in keys.items()
-            if _is_read(rf"(?:\.{attribute(name)}\b|\"{re.escape(name)}\")", definitions) and not key.without_effect
+            if (attribute(name) in attributes or name in quoted) and not key.without_effect
         }
         with_reason = {name for name, key in keys.items() if key.without_effect}
         assert sorted(set(keys) - read - with_reason) == []
-        assert [name for name in sorted(with_reason) if _is_read(rf"\.{attribute(name)}\b", definitions)] == []
+        assert [name for name in sorted(with_reason) if attribute(name) in attributes] == []

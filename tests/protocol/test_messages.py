@@ -240,6 +240,11 @@ def test_the_number_of_elements_is_capped():
         messages.decode_request(ApiKey.METADATA, 1, body, 0)
 
 
+@functools.cache
+def many_tagged_fields():
+    return b"".join(primitives.unsigned_varint(100 + tag) + b"\0" for tag in range(150_000))
+
+
 @pytest.mark.parametrize(
     ("api_key", "version", "body"),
     [
@@ -253,8 +258,7 @@ def test_the_number_of_elements_is_capped():
 )
 def test_the_number_of_tagged_fields_of_a_struct_is_capped(api_key, version, body):
     """They are read in one go, and the messages of a controller may hold millions of elements."""
-    tags = b"".join(primitives.unsigned_varint(100 + tag) + b"\0" for tag in range(150_000))
-    frame = bytearray(body + primitives.unsigned_varint(150_000) + tags)
+    frame = bytearray(body + primitives.unsigned_varint(150_000) + many_tagged_fields())
     with pytest.raises(InvalidFrame, match="150000 tagged fields, allowed are 20"):
         messages.decode_request(api_key, version, frame, 0)
     steps = messages.request_steps(api_key, version, frame, 0)

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from klamm.recording.reader import Recording
 from klamm.testing import Cluster
-from support.browser import PATIENCE_MS, chromium
+from support.browser import PATIENCE_MS, launch
 from support.clusters import KLAMM
 from support.processes import ManagedProcess
 
@@ -53,7 +53,7 @@ def main() -> None:
         cockpit(Path(temporary), "--bootstrap-server", cluster.bootstrap.partition(",")[0]) as url,
         sync_playwright() as playwright,
     ):
-        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = launch(playwright)
         page = opened(browser, url, color_scheme="light")
         page.locator("#groups tbody tr").wait_for()
         page.wait_for_timeout(SAMPLES_MS)

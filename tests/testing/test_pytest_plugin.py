@@ -1,10 +1,14 @@
 """The pytest plugin, as a user's test run sees it."""
 
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+# Here, so that the runs below do not each import it anew.
+import klamm.testing.cluster  # noqa: F401
 
 pytest_plugins = ["pytester"]
 
@@ -13,10 +17,10 @@ Run = Callable[..., pytest.RunResult]
 
 @pytest.fixture
 def run(pytester: pytest.Pytester) -> Run:
-    def run(source: str, *options: str) -> pytest.RunResult:
+    def run(source: str, *options: str, in_process: bool = True) -> pytest.RunResult:
         pytester.makepyfile(source)
-        # A process of its own: the plugin is found by its entry point.
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+        pytest_run = pytester.runpytest_inprocess if in_process else pytester.runpytest_subprocess
+        return pytest_run("-p", "no:cacheprovider", *options)
 
     return run
 
@@ -100,7 +104,7 @@ def test_a_failed_test_shows_the_clusters_state_and_logs(run: Run) -> None:
 
 
 def test_the_data_of_a_failed_test_can_be_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = run(FAILING, "--klamm-keep")
     result.assert_outcomes(failed=1)
     kept = re.search("data and logs: (.*)", result.stdout.str())
@@ -133,16 +137,20 @@ def test_workers_at_once(run: Run) -> None:
             assert klamm_cluster.leader("t") == 0
         """,
         "-n2",
+        in_process=False,
     ).assert_outcomes(passed=4)
 
 
 def test_the_plugin_costs_nothing_where_it_is_not_used(run: Run) -> None:
-    run("""
+    run(
+        """
         import sys
 
         def test_it():
             assert not {"kafka", "klamm.testing.cluster", "klamm.net"} & set(sys.modules)
-    """).assert_outcomes(passed=1)
+        """,
+        in_process=False,
+    ).assert_outcomes(passed=1)
 
 
 def test_markers_give_the_cluster_faults(run: Run) -> None:
