@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, NoReturn
 from uuid import UUID
 
+from klamm.broker.metadata.metadata_cache import MetadataSnapshot
 from klamm.broker.start.broker import Broker
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.replication.partition.partition import Partition
@@ -45,6 +46,7 @@ class _Known(NamedTuple):
     """What a broker knows of the cluster. The leader epochs of a topic count only for its id."""
 
     controller_epoch: int
+    snapshot: MetadataSnapshot
     leader_epochs: dict[tuple[UUID, int], int]
 
 
@@ -88,8 +90,9 @@ class Invariants:
         for broker_id, broker in brokers.items():
             _check_counts(broker)
             broker.events.look()
-            known[broker] = _known(broker)
-            _check_is_not_older(broker_id, self._known.get(broker), known[broker])
+            before = self._known.get(broker)
+            known[broker] = _known(broker, before)
+            _check_is_not_older(broker_id, before, known[broker])
             for key, partition in hosted[broker_id].items():
                 log = partition.log
                 if not 0 <= log.log_start_offset <= log.last_stable_offset <= log.high_watermark <= log.log_end_offset:
@@ -117,8 +120,12 @@ class Invariants:
             self._committed[term.key] = max(mark, self._committed.get(term.key, 0))
             for replica in state.isr:
                 follower = hosted[replica].get(term.key) if replica in hosted else None
-                if follower is not None and follower.leader_epoch == term.leader_epoch:
-                    _check_follower(replica, follower, mark)
+                if (
+                    follower is not None
+                    and follower.log.log_end_offset < mark
+                    and follower.leader_epoch == term.leader_epoch
+                ):
+                    _fail_follower(replica, follower, mark)
         return mark
 
     def _state_changed(self, key: PartitionKey, old: LeaderAndIsr | None, state: LeaderAndIsr | None) -> None:
@@ -150,15 +157,18 @@ def _hosted(broker: Broker) -> _Hosted:
     return broker.parts.services.replica_manager.partitions
 
 
-def _known(broker: Broker) -> _Known:
+def _known(broker: Broker, before: _Known | None) -> _Known:
     snapshot = broker.parts.metadata_cache.snapshot
+    controller_epoch = broker.parts.replica_manager.controller_epoch
+    if before is not None and before.snapshot is snapshot:
+        return before._replace(controller_epoch=controller_epoch)
     epochs = {
         (topic_id, number): partition.leader_epoch
         for topic, partitions in snapshot.topics.items()
         if (topic_id := snapshot.topic_ids.get(topic)) is not None
         for number, partition in partitions.items()
     }
-    return _Known(broker.parts.replica_manager.controller_epoch, epochs)
+    return _Known(controller_epoch, snapshot, epochs)
 
 
 def _check_is_not_older(broker_id: int, before: _Known | None, now: _Known) -> None:
@@ -168,6 +178,8 @@ def _check_is_not_older(broker_id: int, before: _Known | None, now: _Known) -> N
         raise SimulationFailure(
             f"broker {broker_id} obeys a controller of epoch {now.controller_epoch} after {before.controller_epoch}"
         )
+    if now.snapshot is before.snapshot:
+        return
     for key, epoch in now.leader_epochs.items():
         if epoch < before.leader_epochs.get(key, -1):
             raise SimulationFailure(
@@ -176,12 +188,11 @@ def _check_is_not_older(broker_id: int, before: _Known | None, now: _Known) -> N
             )
 
 
-def _check_follower(broker_id: int, follower: Partition, mark: int) -> None:
-    if follower.log.log_end_offset < mark:
-        raise SimulationFailure(
-            f"{follower}: broker {broker_id} is in the ISR and ends at {follower.log.log_end_offset}, the leader has"
-            f" committed all up to {mark}"
-        )
+def _fail_follower(broker_id: int, follower: Partition, mark: int) -> NoReturn:
+    raise SimulationFailure(
+        f"{follower}: broker {broker_id} is in the ISR and ends at {follower.log.log_end_offset}, the leader has"
+        f" committed all up to {mark}"
+    )
 
 
 def _fail_offsets(broker_id: int, partition: Partition) -> NoReturn:

@@ -279,9 +279,9 @@ class TransactionLedger:
         A former leader follows one that has yet to move its high watermark so far, and goes back to it; it has not
         forgotten which transactions are decided.
         """
+        stable = [history.last_stable_offset(each) for each in range(history.end + 1)]
         for high_watermark, seen in sorted(self._stable.get(key, {})):
-            later = range(high_watermark, history.end + 1)
-            true = {min(high_watermark, history.last_stable_offset(each)) for each in later}
+            true = {min(high_watermark, each) for each in stable[high_watermark:]}
             assert seen in true, (
                 f"{key}: the last stable offset was {seen} at the high watermark {high_watermark}; true is {true}"
             )

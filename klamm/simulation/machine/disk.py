@@ -19,6 +19,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from klamm.base.environment import Buffer, File, FileSystem
@@ -198,9 +199,7 @@ class Disk:
     def find(self, path: str) -> _Node:
         """The node at a path. FileNotFoundError without one, NotADirectoryError when a parent is a file."""
         node: _Node = self._root
-        for part in path.split("/"):
-            if not part:
-                continue
+        for part in _parts(path):
             if not isinstance(node, _Directory):
                 raise _error(errno.ENOTDIR, path)
             below = node.entries.get(part)
@@ -239,16 +238,16 @@ class Disk:
 
     def sync_names(self, directory: _Directory) -> None:
         """Makes the changes of this directory durable, with all changes that they depend on."""
-        directories = {id(directory)}
+        directories = {directory}
         durable: list[_NameChange] = []
         kept: list[_NameChange] = []
         for change in reversed(self._journal):
-            touched = {id(touched_directory) for touched_directory, _, _ in change}
-            if not directories.isdisjoint(touched):
-                directories |= touched
-                durable.append(change)
-            else:
+            touched = [touched_directory for touched_directory, _, _ in change]
+            if directories.isdisjoint(touched):
                 kept.append(change)
+            else:
+                directories.update(touched)
+                durable.append(change)
         for change in reversed(durable):
             _settle_names(change)
         self._journal = kept[::-1]
@@ -488,8 +487,9 @@ class SimulatedFileSystem(FileSystem):
         self._disk.rename_all(changes)
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part]
+@lru_cache(10_000)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part)
 
 
 def _error(number: int, path: str) -> OSError:

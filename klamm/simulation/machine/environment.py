@@ -45,6 +45,9 @@ class SimulatedEnvironment(Environment):
         self._process.check_alive()
         return self.clock.now_ms()
 
+    def work_clock_s(self) -> float:
+        return self._loop.time()
+
     def host_name(self) -> str:
         return self._process.host
 

@@ -10,6 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from klamm.client.admin.elections import elect_leaders
 from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
@@ -107,7 +109,21 @@ class Step(NamedTuple):
     at_ms: int
 
 
-def eight_brokers(file: Path | None = None) -> list[Step]:
+class Told(NamedTuple):
+    """The steps of the story, and the file in which it is recorded."""
+
+    steps: list[Step]
+    file: Path
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """The story of eight brokers."""
+    file = tmp_path_factory.mktemp("eight_brokers") / "story.klamm"
+    return Told(eight_brokers(file), file)
+
+
+def eight_brokers(file: Path) -> list[Step]:
     """The steps of the story, which is recorded in the file."""
     world = World(seed=8)
     steps: list[Step] = []
@@ -175,9 +191,8 @@ async def _elect(client: ClusterClient) -> str:
     return f"{done}" + "".join(f", {number} {name}" for number, name in others.items())
 
 
-def test_eight_brokers() -> None:
-    steps = eight_brokers()
-    told = "".join(f"\n{each.done}\n" + "".join(f"  {line}\n" for line in each.table) for each in steps)
+def test_eight_brokers(story: Told) -> None:
+    told = "".join(f"\n{each.done}\n" + "".join(f"  {line}\n" for line in each.table) for each in story.steps)
     print(told)
     assert told.splitlines() == STORY.splitlines()
 
@@ -241,11 +256,10 @@ LED = [
 ]
 
 
-def test_a_recording_of_the_story_has_each_of_its_states_and_names_what_differs(tmp_path: Path) -> None:
-    steps = eight_brokers(tmp_path / "story.klamm")
-    with Recording(tmp_path / "story.klamm") as recording:
-        moments = [recording.number_at(each.at_ms - 1) for each in steps]
-        assert [_recorded_table(recording.moment(number)) for number in moments] == [each.table for each in steps]
+def test_a_recording_of_the_story_has_each_of_its_states_and_names_what_differs(story: Told) -> None:
+    with Recording(story.file) as recording:
+        moments = [recording.number_at(each.at_ms - 1) for each in story.steps]
+        assert [_recorded_table(recording.moment(number)) for number in moments] == [each.table for each in story.steps]
         assert [[each.leader_epoch for each in _partitions(recording.moment(number))] for number in moments] == EPOCHS
         told = [words(difference(recording.moment(a), recording.moment(b))) for a, b in pairwise(moments)]
         assert told == CHANGES

@@ -76,7 +76,7 @@ async def the_controllers_machine_then_a_leader(world: World) -> None:
         await cluster.until(lambda: cluster.controller_id() not in (controller.broker_id, -1))
         leader = world.random.choice([broker for broker in cluster.brokers.values() if broker is not controller])
         leader.kill()
-        await asyncio.sleep(20)
+        await asyncio.sleep(10)
         leader.start()
 
 

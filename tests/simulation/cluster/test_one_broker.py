@@ -188,13 +188,18 @@ def test_a_broker_that_does_not_flush_is_found_out(monkeypatch: pytest.MonkeyPat
     pytest.fail("ten crashes of the machine lost nothing that was not flushed")
 
 
-@pytest.mark.parametrize("scenario", ["process_crash", "machine_crash", "session_expiry"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["machine_crash", *(pytest.param(each, marks=pytest.mark.long) for each in ("process_crash", "session_expiry"))],
+)
 def test_two_processes_trace_the_same(scenario: str) -> None:
     trace = assert_same_trace(f"{__file__}:{scenario}", seed=1)
     happened = Counter(line.split()[2] for line in trace)
     assert min(happened[what] for what in ("frame", "znodes", "write", "sync")) > 10, happened
 
 
+# tests/simulation/machine/test_determinism.py finds one in a scenario that costs less.
+@pytest.mark.long
 def test_a_planted_iteration_over_a_set_is_found() -> None:
     with pytest.raises(NotDeterministic, match="the traces part at line"):
         assert_same_trace(f"{__file__}:planted_set", seed=1)

@@ -146,9 +146,11 @@ def test_another_text_is_no_schedule(text: str) -> None:
         Schedule.from_json(text)
 
 
-def test_a_schedule_is_the_whole_run() -> None:
+# Both have small slices and two protocol versions; the first is one of the shortest runs.
+@pytest.mark.parametrize("seed", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_a_schedule_is_the_whole_run(seed: int) -> None:
     known: list[Schedule] = []
-    one, other = World(5), World(5)
+    one, other = World(seed), World(seed)
     one.run(random_faults(one, brokers=3, steps=3, on_schedule=known.append), 3600)
     schedule = Schedule.from_json(known[0].to_json())
     other.run(random_faults(other, schedule=schedule), 3600)

@@ -140,6 +140,8 @@ async def a_while(world: World) -> None:
         await asyncio.sleep(10)
 
 
+# So is a mixed run with a compacted topic: tests/simulation/runs/test_random_runs.py.
+@pytest.mark.long
 def test_compaction_is_deterministic() -> None:
     assert_same_trace(f"{__file__}:a_while", 11)
 
