@@ -70,6 +70,7 @@ def test_kafka_leader_election_elects_preferred_leaders(cluster: Cluster, lost: 
     assert "Valid replica already elected" in tool(*preferred, "--topic", TOPIC, "--partition", str(first))
 
 
+@pytest.mark.long
 def test_kafka_leader_election_tells_what_cannot_be_elected(cluster: Cluster, tool: Tool, tmp_path: Path) -> None:
     bootstrap = ("LeaderElectionCommand", "--bootstrap-server", cluster.bootstrap)
     file = partitions_file(tmp_path, ("unknown", 0), (TOPIC, 99))
@@ -94,7 +95,7 @@ def test_kafka_leader_election_elects_an_unclean_leader(cluster: Cluster, tool: 
     cluster.start(last)
 
 
-@pytest.mark.parametrize("way", ["--bootstrap-server", "--zookeeper"])
+@pytest.mark.parametrize("way", [pytest.param("--bootstrap-server", marks=pytest.mark.long), "--zookeeper"])
 def test_kafka_preferred_replica_election(
     cluster: Cluster, lost: list[int], tool: Tool, tmp_path: Path, way: str
 ) -> None:
@@ -106,8 +107,7 @@ def test_kafka_preferred_replica_election(
     cluster.until(lambda: are_led_by_preferred(cluster))
 
 
-def test_kafka_features_are_described(cluster: Cluster, tool: Tool) -> None:
-    """There are none; what matters is that Kafka's client understands the answers."""
-    bootstrap = ("FeatureCommand", "--bootstrap-server", cluster.bootstrap)
-    assert tool(*bootstrap, "--describe").strip() == ""
-    assert tool(*bootstrap, "--upgrade-all").strip() == ""
+@pytest.mark.parametrize("action", [pytest.param("--describe", marks=pytest.mark.long), "--upgrade-all"])
+def test_kafka_features_are_described(cluster: Cluster, tool: Tool, action: str) -> None:
+    """There are none; what matters is that Kafka's client understands the answers. An upgrade begins with them."""
+    assert tool("FeatureCommand", "--bootstrap-server", cluster.bootstrap, action).strip() == ""

@@ -21,6 +21,7 @@ from kafka import KafkaConsumer
 from klamm.cli import main
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
+from support.long_rows import long
 from support.oracles import SMALL_HEAP, RealKafka, java_command
 
 LONG_TOPIC = "groups-with-a-name-that-csv-quotes"
@@ -33,11 +34,11 @@ WARNING = "WARN: No action will be performed as the --execute option is missing.
 Tool = Callable[..., str]
 
 
-@pytest.fixture(scope="module", params=[pytest.param("kafka", marks=pytest.mark.long), "klamm"])
+@pytest.fixture(scope="module", params=[pytest.param("real_kafka", marks=pytest.mark.long), "klamm"])
 def cluster(klamm_helper: Helper, request: pytest.FixtureRequest) -> Iterator[str]:
     """The bootstrap address of one broker."""
-    if request.param == "kafka":
-        kafka: RealKafka = request.getfixturevalue("real_kafka")
+    if request.param == "real_kafka":
+        kafka: RealKafka = request.getfixturevalue(request.param)
         yield kafka.bootstrap
     else:
         with Cluster(brokers=1, helper=klamm_helper) as klamm:
@@ -129,7 +130,7 @@ def wait_until_stable(bootstrap: str, groups: dict[str, int]) -> None:
         offsets = ours(bootstrap, f"describe {named}", code=None)
         stable = all(re.search(rf"^{group} .* Stable +{count}$", states, re.M) for group, count in groups.items())
         # What is not committed by then never is: empty partitions, and those of kafka-python.
-        lagging = [line for line in offsets.splitlines() if re.search(r" \d+ +[1-9]\d* +\S+-[0-9a-f]{8}-", line)]
+        lagging = re.search(r" [1-9]\d* +(-|[1-9]\d*) +(?!python-)\S+-[0-9a-f]{8}-", offsets)
         if stable and not lagging and "rebalancing" not in offsets + states:
             return
         assert time.monotonic() < deadline, states + offsets
@@ -184,17 +185,19 @@ def blocks(said: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        "list",
         "list --state",
-        "list --state Stable,Empty",
-        "list --state Dead",
         "describe --all-groups",
-        "describe --all-groups --offsets",
-        "describe --all-groups --members",
         "describe --all-groups --members --verbose",
         "describe --all-groups --state",
-        "describe --group g-idle --group g-live --timeout 20000",
-        "describe --group g-idle --members",
+        *long(
+            "list",
+            "list --state Stable,Empty",
+            "list --state Dead",
+            "describe --all-groups --offsets",
+            "describe --all-groups --members",
+            "describe --group g-idle --group g-live --timeout 20000",
+            "describe --group g-idle --members",
+        ),
     ],
 )
 @pytest.mark.usefixtures("members")
@@ -202,7 +205,7 @@ def test_groups_are_shown_as_kafka_does(bootstrap: str, theirs: Tool, arguments:
     assert blocks(ours(bootstrap, arguments)) == blocks(theirs(f"--{arguments}"))
 
 
-@pytest.mark.parametrize("arguments", ["", "--members", "--state"])
+@pytest.mark.parametrize("arguments", ["", *long("--members", "--state")])
 def test_a_group_that_does_not_exist(bootstrap: str, theirs: Tool, arguments: str) -> None:
     described = f"describe --group g-idle --group g-never {arguments}"
     said = ours(bootstrap, described, code=1)
@@ -212,12 +215,12 @@ def test_a_group_that_does_not_exist(bootstrap: str, theirs: Tool, arguments: st
 
 RESETS = [
     "--group g-idle --topic groups-a --to-earliest",
-    "--group g-idle --topic groups-a:0,1 --shift-by -6 --dry-run",
-    "--group g-idle --all-topics --by-duration PT10H30M0.5S --dry-run",
-    "--group g-idle --all-topics --to-datetime 2120-01-01T00:00:00.000+05:30 --dry-run",
     f"--group '{ODD_GROUP}' --group g-idle --all-topics --to-current --dry-run --export",
 ]
 MORE_RESETS = [
+    "--group g-idle --topic groups-a:0,1 --shift-by -6 --dry-run",
+    "--group g-idle --all-topics --by-duration PT10H30M0.5S --dry-run",
+    "--group g-idle --all-topics --to-datetime 2120-01-01T00:00:00.000+05:30 --dry-run",
     "--group g-idle --topic groups-a --to-earliest --dry-run",
     "--group g-idle --all-topics --to-latest --dry-run",
     "--group g-idle --topic groups-a:0,1 --topic groups-b --to-current --dry-run",
@@ -232,7 +235,7 @@ MORE_RESETS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [*RESETS, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_RESETS)])
+@pytest.mark.parametrize("arguments", [*RESETS, *long(*MORE_RESETS)])
 def test_resets_are_planned_as_kafka_does(bootstrap: str, theirs: Tool, arguments: str) -> None:
     said = ours(bootstrap, f"reset-offsets {arguments}")
     assert blocks(said) == blocks(theirs(f"--reset-offsets {arguments}"))
@@ -255,7 +258,7 @@ def test_a_time_in_between(bootstrap: str, theirs: Tool) -> None:
     assert blocks(ours(bootstrap, f"reset-offsets {arguments}")) == blocks(theirs(f"--reset-offsets {arguments}"))
 
 
-@pytest.mark.parametrize("groups", ["--group g-here", "--group g-here --group g-there"])
+@pytest.mark.parametrize("groups", ["--group g-here", *long("--group g-here --group g-there")])
 def test_files_go_from_one_tool_to_the_other(bootstrap: str, theirs: Tool, groups: str, tmp_path: Path) -> None:
     for group in ("g-here", "g-there"):
         commit(bootstrap, group, {("groups-a", 0): 3, ("groups-b", 0): 4, (LONG_TOPIC, 0): 5})
@@ -277,6 +280,7 @@ def test_files_go_from_one_tool_to_the_other(bootstrap: str, theirs: Tool, group
     assert ours(bootstrap, f"describe {groups}") == offsets
 
 
+@pytest.mark.long
 def test_a_file_without_the_group(bootstrap: str, theirs: Tool, tmp_path: Path) -> None:
     file = tmp_path / "plan.csv"
     file.write_text("g-idle,groups-a,0,2\n")
@@ -305,10 +309,10 @@ def test_groups_are_deleted(bootstrap: str, theirs: Tool) -> None:
 @pytest.mark.parametrize(
     ("group", "topics", "code"),
     [
-        ("g-partial", "--topic groups-a:0", 0),
+        pytest.param("g-partial", "--topic groups-a:0", 0, marks=pytest.mark.long),
         ("g-partial", "--topic groups-a --topic groups-b:0", 0),
         ("g-live", "--topic groups-a", 1),
-        ("g-never", "--topic groups-a:0,1", 1),
+        pytest.param("g-never", "--topic groups-a:0,1", 1, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.usefixtures("members")

@@ -163,14 +163,10 @@ def java_tool(
     return done.stdout
 
 
-def java_classes_tool(jars: Sequence[Path], source: Path, *, stdin: bytes, timeout_s: float = 600) -> bytes:
+def java_source_command(jars: Sequence[Path], source: Path) -> list[str]:
     """Runs a Java program from its source, with the jars of several directories: the first that has a class wins."""
     class_path = os.pathsep.join(f"{directory}/*" for directory in jars)
-    command = ["java", *SMALL_HEAP, "-cp", class_path, str(source)]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
-    if done.returncode != 0:
-        raise ProcessFailed(f"{source.name} exited with {done.returncode}:\n{done.stderr[-4000:].decode()}")
-    return done.stdout
+    return ["java", *SMALL_HEAP, "-cp", class_path, str(source)]
 
 
 class JavaServer(ABC):
