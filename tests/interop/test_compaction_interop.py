@@ -27,6 +27,7 @@ PROPERTIES: Mapping[str, str | int] = {
     "log.cleaner.dedupe.buffer.size": 10_000_000,
     "default.replication.factor": 1,
     "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 1,
     "controlled.shutdown.enable": "false",
 }
 

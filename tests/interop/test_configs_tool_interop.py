@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from klamm.cli import main
+from support.long_rows import long
 from support.oracles import RealKafka, RealKraft, java_tool
 
 KAFKA_CONFIGS = "kafka.admin.ConfigCommand"
@@ -27,15 +28,13 @@ class Oracle(NamedTuple):
     jars: Path
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("2.8.2", marks=pytest.mark.long), pytest.param("4.3", marks=pytest.mark.long)]
-)
+@pytest.fixture(scope="module", params=long("real_kafka", "real_kraft"))
 def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    if request.param == "2.8.2":
-        kafka: RealKafka = request.getfixturevalue("real_kafka")
+    if request.param == "real_kafka":
+        kafka: RealKafka = request.getfixturevalue(request.param)
         yield Oracle(kafka.bootstrap, "0", request.getfixturevalue("kafka_jars"))
     else:
-        kraft: RealKraft = request.getfixturevalue("real_kraft")
+        kraft: RealKraft = request.getfixturevalue(request.param)
         yield Oracle(kraft.bootstrap, "1", request.getfixturevalue("kafka4_jars"))
 
 

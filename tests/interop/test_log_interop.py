@@ -234,6 +234,8 @@ def own_kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> Real
         "log.segment.bytes": 5_000,
         "log.index.interval.bytes": 500,
         "auto.create.topics.enable": "false",
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.num.partitions": 1,
     }
     chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
     kafka = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))

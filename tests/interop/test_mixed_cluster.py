@@ -18,7 +18,7 @@ PARTITIONS = 4
 
 @pytest.fixture
 def brokers(kafka_jars: Path, tmp_path: Path) -> Iterator[ProcessBrokers]:
-    with ProcessBrokers.running(tmp_path, ["kafka", "klamm", "klamm"]) as running:
+    with ProcessBrokers.running(tmp_path, ["kafka", "klamm", "klamm"], {"offsets.topic.num.partitions": 1}) as running:
         yield running
 
 

@@ -404,6 +404,7 @@ class RealKafka(JavaServer):
                 return
             if time.monotonic() > deadline_s:
                 raise ProcessFailed(f"{self.name} knows of no controller after {timeout_s} s")
+            time.sleep(0.05)
 
     def _command(self) -> list[str]:
         config = self.directory / f"server-{self.properties['broker.id']}.properties"
@@ -506,6 +507,7 @@ class _KraftBroker(JavaServer):
         while self.broker_id not in AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=120).brokers:
             if time.monotonic() > deadline_s:
                 raise ProcessFailed(f"{self.name} is not in its own metadata after {timeout_s} s")
+            time.sleep(0.05)
 
     def _command(self) -> list[str]:
         config = self.directory / "server.properties"
