@@ -7,7 +7,6 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from klamm.cli import main
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.long_rows import long
-from support.oracles import SMALL_HEAP, RealKafka, java_command
+from support.oracles import JavaTools, RealKafka
 
 LONG_TOPIC = "groups-with-a-name-that-csv-quotes"
 ODD_GROUP = 'g, "odd" group'
@@ -138,29 +137,15 @@ def wait_until_stable(bootstrap: str, groups: dict[str, int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs(bootstrap: str, kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Tool:
+def theirs(bootstrap: str, kafka_tools: JavaTools) -> Tool:
     """Runs kafka-consumer-groups and returns all that it says."""
-    log4j = tmp_path_factory.mktemp("log4j") / "log4j.properties"
-    log4j.write_text(
-        "log4j.rootLogger=WARN, stderr\n"
-        "log4j.appender.stderr=org.apache.log4j.ConsoleAppender\n"
-        "log4j.appender.stderr.target=System.err\n"
-        "log4j.appender.stderr.layout=org.apache.log4j.PatternLayout\n"
-        "log4j.appender.stderr.layout.ConversionPattern=%p: %m%n\n"
-    )
 
     def run(arguments: str) -> str:
-        command = java_command(
-            kafka_jars,
-            "kafka.admin.ConsumerGroupCommand",
-            "--bootstrap-server",
-            bootstrap,
-            *shlex.split(arguments),
-            options=(*SMALL_HEAP, f"-Dlog4j.configuration=file:{log4j}"),
-        )
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        assert done.returncode == 0, done.stdout
-        return re.sub(rf"^{WARNING}.*$", WARNING, done.stdout, flags=re.M)
+        tool = "kafka.admin.ConsumerGroupCommand"
+        code, out, err = kafka_tools.outcome(tool, "--bootstrap-server", bootstrap, *shlex.split(arguments))
+        said = (err + out).decode()
+        assert code == 0, said
+        return re.sub(rf"^{WARNING}.*$", WARNING, said, flags=re.M)
 
     return run
 
@@ -185,19 +170,17 @@ def blocks(said: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     "arguments",
     [
+        "list",
         "list --state",
+        "list --state Stable,Empty",
+        "list --state Dead",
         "describe --all-groups",
+        "describe --all-groups --offsets",
+        "describe --all-groups --members",
         "describe --all-groups --members --verbose",
         "describe --all-groups --state",
-        *long(
-            "list",
-            "list --state Stable,Empty",
-            "list --state Dead",
-            "describe --all-groups --offsets",
-            "describe --all-groups --members",
-            "describe --group g-idle --group g-live --timeout 20000",
-            "describe --group g-idle --members",
-        ),
+        "describe --group g-idle --group g-live --timeout 20000",
+        "describe --group g-idle --members",
     ],
 )
 @pytest.mark.usefixtures("members")
@@ -205,7 +188,7 @@ def test_groups_are_shown_as_kafka_does(bootstrap: str, theirs: Tool, arguments:
     assert blocks(ours(bootstrap, arguments)) == blocks(theirs(f"--{arguments}"))
 
 
-@pytest.mark.parametrize("arguments", ["", *long("--members", "--state")])
+@pytest.mark.parametrize("arguments", ["", "--members", "--state"])
 def test_a_group_that_does_not_exist(bootstrap: str, theirs: Tool, arguments: str) -> None:
     described = f"describe --group g-idle --group g-never {arguments}"
     said = ours(bootstrap, described, code=1)
@@ -215,12 +198,12 @@ def test_a_group_that_does_not_exist(bootstrap: str, theirs: Tool, arguments: st
 
 RESETS = [
     "--group g-idle --topic groups-a --to-earliest",
-    f"--group '{ODD_GROUP}' --group g-idle --all-topics --to-current --dry-run --export",
-]
-MORE_RESETS = [
     "--group g-idle --topic groups-a:0,1 --shift-by -6 --dry-run",
     "--group g-idle --all-topics --by-duration PT10H30M0.5S --dry-run",
     "--group g-idle --all-topics --to-datetime 2120-01-01T00:00:00.000+05:30 --dry-run",
+    f"--group '{ODD_GROUP}' --group g-idle --all-topics --to-current --dry-run --export",
+]
+MORE_RESETS = [
     "--group g-idle --topic groups-a --to-earliest --dry-run",
     "--group g-idle --all-topics --to-latest --dry-run",
     "--group g-idle --topic groups-a:0,1 --topic groups-b --to-current --dry-run",
@@ -258,7 +241,7 @@ def test_a_time_in_between(bootstrap: str, theirs: Tool) -> None:
     assert blocks(ours(bootstrap, f"reset-offsets {arguments}")) == blocks(theirs(f"--reset-offsets {arguments}"))
 
 
-@pytest.mark.parametrize("groups", ["--group g-here", *long("--group g-here --group g-there")])
+@pytest.mark.parametrize("groups", ["--group g-here", "--group g-here --group g-there"])
 def test_files_go_from_one_tool_to_the_other(bootstrap: str, theirs: Tool, groups: str, tmp_path: Path) -> None:
     for group in ("g-here", "g-there"):
         commit(bootstrap, group, {("groups-a", 0): 3, ("groups-b", 0): 4, (LONG_TOPIC, 0): 5})
@@ -280,7 +263,6 @@ def test_files_go_from_one_tool_to_the_other(bootstrap: str, theirs: Tool, group
     assert ours(bootstrap, f"describe {groups}") == offsets
 
 
-@pytest.mark.long
 def test_a_file_without_the_group(bootstrap: str, theirs: Tool, tmp_path: Path) -> None:
     file = tmp_path / "plan.csv"
     file.write_text("g-idle,groups-a,0,2\n")
@@ -309,10 +291,10 @@ def test_groups_are_deleted(bootstrap: str, theirs: Tool) -> None:
 @pytest.mark.parametrize(
     ("group", "topics", "code"),
     [
-        pytest.param("g-partial", "--topic groups-a:0", 0, marks=pytest.mark.long),
+        ("g-partial", "--topic groups-a:0", 0),
         ("g-partial", "--topic groups-a --topic groups-b:0", 0),
         ("g-live", "--topic groups-a", 1),
-        pytest.param("g-never", "--topic groups-a:0,1", 1, marks=pytest.mark.long),
+        ("g-never", "--topic groups-a:0,1", 1),
     ],
 )
 @pytest.mark.usefixtures("members")

@@ -30,7 +30,7 @@ from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_directory import MetaProperties, read_meta_properties
 from support.logs import aborted_in
 from support.one_broker import Client
-from support.oracles import RealKafka, java_tool
+from support.oracles import JavaTools, RealKafka
 from support.partition_records import consume
 
 CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
@@ -182,15 +182,15 @@ async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | Non
     return found
 
 
-def dump(jars: Path, *arguments: object) -> str:
-    return java_tool(jars, "kafka.tools.DumpLogSegments", *map(str, arguments)).decode()
+def dump(tools: JavaTools, *arguments: object) -> str:
+    return tools.run("kafka.tools.DumpLogSegments", *map(str, arguments)).decode()
 
 
 def files(directory: Path, suffix: str) -> str:
     return ",".join(str(path) for path in sorted(directory.glob(f"*{suffix}")))
 
 
-def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path) -> None:
+def test_kafkas_dump_tool_reads_our_directories(kafka_tools: JavaTools, tmp_path: Path) -> None:
     async def write(manager: LogManager):
         log = manager.get_or_create("t", 0, uuid.uuid4(), CONFIG)
         written = fill(log, 200)
@@ -202,7 +202,7 @@ def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path
 
     kinds = (".log", ".index", ".timeindex", ".snapshot", ".txnindex")
     every = ",".join(files(directory, kind) for kind in kinds)
-    text = dump(kafka_jars, "--files", every, "--deep-iteration", "--print-data-log")
+    text = dump(kafka_tools, "--files", every, "--deep-iteration", "--print-data-log")
     assert not re.search("mismatch|out of order|not found|Found", text), "the tool found errors"
     records = re.findall(r"^\| offset: (\d+) .*?payload: (.*)$", text, re.M)
     assert [(int(offset), value.encode()) for offset, value in records] == [(o, value) for o, _, value in written]
@@ -221,7 +221,7 @@ def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path
     assert [(int(pid), int(first)) for pid, first in found] == aborted
 
     for option in ("--index-sanity-check", "--verify-index-only"):
-        text = dump(kafka_jars, "--files", files(directory, ".index"), option)
+        text = dump(kafka_tools, "--files", files(directory, ".index"), option)
         assert ("passed sanity check" in text) == (option == "--index-sanity-check")
         assert "mismatch" not in text.lower()
         assert "non-consecutive" not in text.lower()
