@@ -78,6 +78,12 @@ def test_the_places_of_the_schedule_exist() -> None:
         ),
         ("tests/spark/formats/test_csv_decoder.py::test_a", "tests/spark/formats/test_csv_decoder.py", True),
         ("tests/interop/test_znodes_interop.py::test_kafka_understands_what_we_write[x::y]", "tests/interop", True),
+        (
+            "tests/interop/test_groups_interop.py::test_groups_are_deleted[klamm]",
+            "tests/interop/test_groups_interop.py",
+            True,
+        ),
+        ("tests/interop/test_groups_interop.py::test_groups_are_deleted[real_kafka]", "tests/interop", True),
         ("tests/clients/test_kill.py::test_a", "tests/clients/test_kill.py", True),
         ("tests/config/test_topic_config.py::test_a", "tests/config/test_topic_config.py", False),
     ],

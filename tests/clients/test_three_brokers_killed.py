@@ -19,8 +19,8 @@ from support.durability.kills import Pass, run
     ],
 )
 def test_nothing_acknowledged_is_lost(each: Pass, tmp_path: Path) -> None:
-    with KlammBrokers.running(tmp_path) as brokers:
-        report = run(brokers, [each], down_s=1.0)
+    with KlammBrokers.running(tmp_path, {"offsets.topic.num.partitions": 1}) as brokers:
+        report = run(brokers, [each], records_per_s=1000, down_s=1.0)
     print("\n".join([*map(str, report.kills), *report.lines()]))
     assert report.problems() == []
     assert all(writer.acknowledged > 0 for writer in report.writers)

@@ -42,8 +42,10 @@ public class Messages {
                 Throwable reason = error.getCause() == null ? error : error.getCause();
                 out.println("error " + reason.toString().replace('\n', ' '));
             }
+            if (!lines.ready()) {
+                out.flush();
+            }
         }
-        out.flush();
     }
 
     private static String errors() {

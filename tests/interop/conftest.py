@@ -4,6 +4,7 @@ Every test in this directory is marked `java`; tests/conftest.py says what that 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,20 @@ def running() -> Iterator[Callable[[Any], Any]]:
     yield register
     for server in reversed(servers):
         server.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_tools(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[oracles.JavaTools]:
+    """The tools of Apache Kafka 2.8.2."""
+    with closing(oracles.JavaTools(kafka_jars, tmp_path_factory.mktemp("tools"))) as tools:
+        yield tools
+
+
+@pytest.fixture(scope="session")
+def kafka4_tools(kafka4_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[oracles.JavaTools]:
+    """The tools of Apache Kafka 4.3."""
+    with closing(oracles.JavaTools(kafka4_jars, tmp_path_factory.mktemp("tools-4.3"))) as tools:
+        yield tools
 
 
 @pytest.fixture(scope="session")

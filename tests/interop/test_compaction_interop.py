@@ -27,6 +27,7 @@ PROPERTIES: Mapping[str, str | int] = {
     "log.cleaner.dedupe.buffer.size": 10_000_000,
     "default.replication.factor": 1,
     "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 1,
     "controlled.shutdown.enable": "false",
 }
 
@@ -115,7 +116,7 @@ def until_cleaned(broker: Broker, beyond: int) -> int:
 
 
 # The broker that stops first is also the one that starts again: either order has both changes of the program.
-@pytest.mark.parametrize("first", ["kafka", pytest.param("klamm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("first", [pytest.param("kafka", marks=pytest.mark.long), "klamm"])
 def test_one_program_goes_on_compacting_where_the_other_has_stopped(
     first: str, kafka_jars: Path, tmp_path: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any]
 ) -> None:

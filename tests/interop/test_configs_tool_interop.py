@@ -6,7 +6,6 @@ import io
 import json
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,29 +13,28 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from klamm.cli import main
-from support.oracles import RealKafka, RealKraft, java_tool
+from support.long_rows import long
+from support.oracles import JavaTools, RealKafka, RealKraft
 
 KAFKA_CONFIGS = "kafka.admin.ConfigCommand"
 
 
 class Oracle(NamedTuple):
-    """A cluster of Apache Kafka, one of its brokers, and the jars of its tools."""
+    """A cluster of Apache Kafka, one of its brokers, and its tools."""
 
     bootstrap: str
     broker: str
-    jars: Path
+    tools: JavaTools
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param("2.8.2", marks=pytest.mark.long), pytest.param("4.3", marks=pytest.mark.long)]
-)
+@pytest.fixture(scope="module", params=long("real_kafka", "real_kraft"))
 def oracle(request: pytest.FixtureRequest) -> Iterator[Oracle]:
-    if request.param == "2.8.2":
-        kafka: RealKafka = request.getfixturevalue("real_kafka")
-        yield Oracle(kafka.bootstrap, "0", request.getfixturevalue("kafka_jars"))
+    if request.param == "real_kafka":
+        kafka: RealKafka = request.getfixturevalue(request.param)
+        yield Oracle(kafka.bootstrap, "0", request.getfixturevalue("kafka_tools"))
     else:
-        kraft: RealKraft = request.getfixturevalue("real_kraft")
-        yield Oracle(kraft.bootstrap, "1", request.getfixturevalue("kafka4_jars"))
+        kraft: RealKraft = request.getfixturevalue(request.param)
+        yield Oracle(kraft.bootstrap, "1", request.getfixturevalue("kafka4_tools"))
 
 
 def ours(where: str, arguments: str, *, code: int = 0) -> str:
@@ -63,7 +61,7 @@ def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
     admin.create_topics([NewTopic("configs-tool", 1, 1)])["configs-tool"].result(120)
 
     def theirs(arguments: str) -> str:
-        return java_tool(oracle.jars, KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(server)).decode()
+        return oracle.tools.run(KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(server)).decode()
 
     def agree(options: str) -> str:
         mine = ours(server, f"describe {options}")
@@ -115,12 +113,12 @@ def test_kafkas_errors_are_one_line(oracle: Oracle) -> None:
     assert missing.startswith("klamm: Invalid config(s): producer_byte_rate")
 
 
-def test_what_one_tool_writes_in_zookeeper_the_other_describes(real_kafka: RealKafka, kafka_jars: Path) -> None:
+def test_what_one_tool_writes_in_zookeeper_the_other_describes(real_kafka: RealKafka, kafka_tools: JavaTools) -> None:
     zookeeper = str(real_kafka.properties["zookeeper.connect"])
     where = f"--zookeeper {zookeeper}"
 
     def theirs(arguments: str) -> str:
-        return java_tool(kafka_jars, KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(where)).decode()
+        return kafka_tools.run(KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(where)).decode()
 
     ours(where, "alter --user 'CN=a b*~,O=x/y' --client-defaults --add-config consumer_byte_rate=1 --yes")
     ours(where, "alter --user zoe --add-config SCRAM-SHA-512=[password=pw],producer_byte_rate=5 --yes")
@@ -129,7 +127,7 @@ def test_what_one_tool_writes_in_zookeeper_the_other_describes(real_kafka: RealK
         assert lines(ours(where, f"describe {options}")) == lines(theirs(f"--describe {options}")), options
 
 
-def test_both_tools_notify_brokers_of_a_change_in_zookeeper(real_kafka: RealKafka, kafka_jars: Path) -> None:
+def test_both_tools_notify_brokers_of_a_change_in_zookeeper(real_kafka: RealKafka, kafka_tools: JavaTools) -> None:
     connect = str(real_kafka.properties["zookeeper.connect"])
     alter = "--alter --entity-type users --entity-name 'y z' --add-config SCRAM-SHA-256=[password=pw]"
     client = KazooClient(connect)
@@ -143,7 +141,7 @@ def test_both_tools_notify_brokers_of_a_change_in_zookeeper(real_kafka: RealKafk
         return json.loads(client.get(f"/config/changes/{last}")[0]), parts
 
     try:
-        java_tool(kafka_jars, KAFKA_CONFIGS, *shlex.split(alter), "--zookeeper", connect)
+        kafka_tools.run(KAFKA_CONFIGS, *shlex.split(alter), "--zookeeper", connect)
         theirs = newest()
         ours(f"--zookeeper {connect}", "alter --user 'y z' --add-config SCRAM-SHA-256=[password=pw] --yes")
         assert newest() == theirs

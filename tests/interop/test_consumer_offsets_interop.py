@@ -192,6 +192,7 @@ def test_we_read_all_versions_of_groups(verdicts):
             assert said(back) == said(group), (name, version)
 
 
+@pytest.mark.long
 def test_groups_belong_to_the_same_partitions(kafka_jars):
     group_ids = ["", "a", "größe", "\U0001f600\ud7ff", "polygenelubricants", *(f"group-{i}" * 3 for i in range(200))]
     expected = [int(line) for line in oracle(kafka_jars, group_ids, "partitions").split()]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kazoo.client import KazooClient
 
@@ -117,6 +118,7 @@ def compare_all(broker: BrokerConfig, theirs: dict[str, dict[str, dict[str, Any]
     compare({name: config for name, config in ours.items() if not name.startswith("klamm.")}, theirs["0"])
 
 
+@pytest.mark.long
 def test_descriptions_are_kafkas(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
 ) -> None:

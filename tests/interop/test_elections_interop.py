@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from klamm.testing import Cluster, Helper
-from support.oracles import java_tool
+from support.oracles import JavaTools
 from support.processes import ProcessFailed
 
 TOPIC, PARTITIONS = "elected", 3
@@ -48,11 +48,11 @@ Tool = Callable[..., str]
 
 
 @pytest.fixture
-def tool(kafka_jars: Path, cluster: Cluster) -> Tool:
+def tool(kafka_tools: JavaTools, cluster: Cluster) -> Tool:
     """Runs `kafka.admin.NAME` with the cluster's address."""
 
     def run(name: str, *arguments: str | Path) -> str:
-        return java_tool(kafka_jars, f"kafka.admin.{name}", *arguments).decode()
+        return kafka_tools.run(f"kafka.admin.{name}", *arguments).decode()
 
     return run
 
@@ -94,7 +94,7 @@ def test_kafka_leader_election_elects_an_unclean_leader(cluster: Cluster, tool: 
     cluster.start(last)
 
 
-@pytest.mark.parametrize("way", ["--bootstrap-server", "--zookeeper"])
+@pytest.mark.parametrize("way", [pytest.param("--bootstrap-server", marks=pytest.mark.long), "--zookeeper"])
 def test_kafka_preferred_replica_election(
     cluster: Cluster, lost: list[int], tool: Tool, tmp_path: Path, way: str
 ) -> None:

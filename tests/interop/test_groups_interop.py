@@ -7,7 +7,6 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,8 @@ from kafka import KafkaConsumer
 from klamm.cli import main
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
-from support.oracles import SMALL_HEAP, RealKafka, java_command
+from support.long_rows import long
+from support.oracles import JavaTools, RealKafka
 
 LONG_TOPIC = "groups-with-a-name-that-csv-quotes"
 ODD_GROUP = 'g, "odd" group'
@@ -33,11 +33,11 @@ WARNING = "WARN: No action will be performed as the --execute option is missing.
 Tool = Callable[..., str]
 
 
-@pytest.fixture(scope="module", params=[pytest.param("kafka", marks=pytest.mark.long), "klamm"])
+@pytest.fixture(scope="module", params=[pytest.param("real_kafka", marks=pytest.mark.long), "klamm"])
 def cluster(klamm_helper: Helper, request: pytest.FixtureRequest) -> Iterator[str]:
     """The bootstrap address of one broker."""
-    if request.param == "kafka":
-        kafka: RealKafka = request.getfixturevalue("real_kafka")
+    if request.param == "real_kafka":
+        kafka: RealKafka = request.getfixturevalue(request.param)
         yield kafka.bootstrap
     else:
         with Cluster(brokers=1, helper=klamm_helper) as klamm:
@@ -129,7 +129,7 @@ def wait_until_stable(bootstrap: str, groups: dict[str, int]) -> None:
         offsets = ours(bootstrap, f"describe {named}", code=None)
         stable = all(re.search(rf"^{group} .* Stable +{count}$", states, re.M) for group, count in groups.items())
         # What is not committed by then never is: empty partitions, and those of kafka-python.
-        lagging = [line for line in offsets.splitlines() if re.search(r" \d+ +[1-9]\d* +\S+-[0-9a-f]{8}-", line)]
+        lagging = re.search(r" [1-9]\d* +(-|[1-9]\d*) +(?!python-)\S+-[0-9a-f]{8}-", offsets)
         if stable and not lagging and "rebalancing" not in offsets + states:
             return
         assert time.monotonic() < deadline, states + offsets
@@ -137,29 +137,15 @@ def wait_until_stable(bootstrap: str, groups: dict[str, int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def theirs(bootstrap: str, kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Tool:
+def theirs(bootstrap: str, kafka_tools: JavaTools) -> Tool:
     """Runs kafka-consumer-groups and returns all that it says."""
-    log4j = tmp_path_factory.mktemp("log4j") / "log4j.properties"
-    log4j.write_text(
-        "log4j.rootLogger=WARN, stderr\n"
-        "log4j.appender.stderr=org.apache.log4j.ConsoleAppender\n"
-        "log4j.appender.stderr.target=System.err\n"
-        "log4j.appender.stderr.layout=org.apache.log4j.PatternLayout\n"
-        "log4j.appender.stderr.layout.ConversionPattern=%p: %m%n\n"
-    )
 
     def run(arguments: str) -> str:
-        command = java_command(
-            kafka_jars,
-            "kafka.admin.ConsumerGroupCommand",
-            "--bootstrap-server",
-            bootstrap,
-            *shlex.split(arguments),
-            options=(*SMALL_HEAP, f"-Dlog4j.configuration=file:{log4j}"),
-        )
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        assert done.returncode == 0, done.stdout
-        return re.sub(rf"^{WARNING}.*$", WARNING, done.stdout, flags=re.M)
+        tool = "kafka.admin.ConsumerGroupCommand"
+        code, out, err = kafka_tools.outcome(tool, "--bootstrap-server", bootstrap, *shlex.split(arguments))
+        said = (err + out).decode()
+        assert code == 0, said
+        return re.sub(rf"^{WARNING}.*$", WARNING, said, flags=re.M)
 
     return run
 
@@ -232,7 +218,7 @@ MORE_RESETS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [*RESETS, *(pytest.param(each, marks=pytest.mark.long) for each in MORE_RESETS)])
+@pytest.mark.parametrize("arguments", [*RESETS, *long(*MORE_RESETS)])
 def test_resets_are_planned_as_kafka_does(bootstrap: str, theirs: Tool, arguments: str) -> None:
     said = ours(bootstrap, f"reset-offsets {arguments}")
     assert blocks(said) == blocks(theirs(f"--reset-offsets {arguments}"))

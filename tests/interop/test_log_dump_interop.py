@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.cli import main
 from klamm.storage.log.log_config import LogConfig
 from support.log_directories import fill_with_all_kinds, make_log_directory
-from support.oracles import RealKafka, java_tool
+from support.oracles import JavaTools, RealKafka
 
 KINDS = ("*.log", "*.index", "*.timeindex", "*.txnindex", "*.snapshot")
 
@@ -20,9 +20,9 @@ def files(directory: Path, kinds: Iterable[str] = KINDS) -> str:
     return ",".join(str(path) for kind in kinds for path in sorted(directory.glob(kind)))
 
 
-def compare(jars: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+def compare(tools: JavaTools, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     """The lines, which are those of Kafka's tool."""
-    theirs = java_tool(jars, "kafka.tools.DumpLogSegments", *arguments).decode().splitlines()
+    theirs = tools.run("kafka.tools.DumpLogSegments", *arguments).decode().splitlines()
     capsys.readouterr()
     assert main.run(["log", "dump", *arguments]) == 0
     ours = capsys.readouterr().out.splitlines()
@@ -30,18 +30,19 @@ def compare(jars: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
     return ours
 
 
-def test_a_directory_of_klamm(kafka_jars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_of_klamm(kafka_tools: JavaTools, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = LogConfig(segment_bytes=5000, index_interval_bytes=500)
     make_log_directory(tmp_path, fill=fill_with_all_kinds, config=config)
     every = files(tmp_path / "t-0")
-    assert len(compare(kafka_jars, capsys, "--files", every, "--print-data-log")) > 500
-    compare(kafka_jars, capsys, "--files", every, "--print-data-log", "--skip-record-metadata")
-    compare(kafka_jars, capsys, "--files", files(tmp_path / "t-0", ["*index"]), "--index-sanity-check")
+    assert len(compare(kafka_tools, capsys, "--files", every, "--print-data-log")) > 500
+    compare(kafka_tools, capsys, "--files", every, "--print-data-log", "--skip-record-metadata")
+    compare(kafka_tools, capsys, "--files", files(tmp_path / "t-0", ["*index"]), "--index-sanity-check")
 
 
 @pytest.mark.long
 def test_a_directory_of_a_killed_kafka(
     kafka_jars: Path,
+    kafka_tools: JavaTools,
     real_zookeeper,
     tmp_path: Path,
     running: Callable[[RealKafka], RealKafka],
@@ -88,14 +89,14 @@ def test_a_directory_of_a_killed_kafka(
 
     data = kafka.data_directory
     for options in (["--print-data-log"], ["--deep-iteration"], ["--verify-index-only"], []):
-        compare(kafka_jars, capsys, "--files", files(data / "t-0"), *options)
+        compare(kafka_tools, capsys, "--files", files(data / "t-0"), *options)
     groups = compare(
-        kafka_jars, capsys, "--files", files(data / "__consumer_offsets-0", ["*.log"]), "--offsets-decoder"
+        kafka_tools, capsys, "--files", files(data / "__consumer_offsets-0", ["*.log"]), "--offsets-decoder"
     )
     assert any("offset_commit::group=g,partition=t-0 payload: offset=" in line for line in groups)
     assert any('group_metadata::group=g payload: {"protocolType":"consumer"' in line for line in groups)
     transactions = compare(
-        kafka_jars, capsys, "--files", files(data / "__transaction_state-0", ["*.log"]), "--transaction-log-decoder"
+        kafka_tools, capsys, "--files", files(data / "__transaction_state-0", ["*.log"]), "--transaction-log-decoder"
     )
     assert any("state=CompleteAbort" in line for line in transactions)
     assert any("state=Ongoing,partitions=[t-0]" in line for line in transactions)

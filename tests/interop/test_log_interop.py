@@ -30,7 +30,7 @@ from klamm.storage.log.log_config import LogConfig
 from klamm.storage.segments.log_directory import MetaProperties, read_meta_properties
 from support.logs import aborted_in
 from support.one_broker import Client
-from support.oracles import RealKafka, java_tool
+from support.oracles import JavaTools, RealKafka
 from support.partition_records import consume
 
 CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
@@ -182,15 +182,15 @@ async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | Non
     return found
 
 
-def dump(jars: Path, *arguments: object) -> str:
-    return java_tool(jars, "kafka.tools.DumpLogSegments", *map(str, arguments)).decode()
+def dump(tools: JavaTools, *arguments: object) -> str:
+    return tools.run("kafka.tools.DumpLogSegments", *map(str, arguments)).decode()
 
 
 def files(directory: Path, suffix: str) -> str:
     return ",".join(str(path) for path in sorted(directory.glob(f"*{suffix}")))
 
 
-def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path) -> None:
+def test_kafkas_dump_tool_reads_our_directories(kafka_tools: JavaTools, tmp_path: Path) -> None:
     async def write(manager: LogManager):
         log = manager.get_or_create("t", 0, uuid.uuid4(), CONFIG)
         written = fill(log, 200)
@@ -200,32 +200,31 @@ def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path
     written, end, producers, aborted = run_with_logs(tmp_path, MetaProperties("c", 1), write)
     directory = tmp_path / "t-0"
 
-    text = dump(kafka_jars, "--files", files(directory, ".log"), "--deep-iteration", "--print-data-log")
-    assert "Found" not in text, "the tool found errors"
+    kinds = (".log", ".index", ".timeindex", ".snapshot", ".txnindex")
+    every = ",".join(files(directory, kind) for kind in kinds)
+    text = dump(kafka_tools, "--files", every, "--deep-iteration", "--print-data-log")
+    assert not re.search("mismatch|out of order|not found|Found", text), "the tool found errors"
     records = re.findall(r"^\| offset: (\d+) .*?payload: (.*)$", text, re.M)
     assert [(int(offset), value.encode()) for offset, value in records] == [(o, value) for o, _, value in written]
     assert len(re.findall("endTxnMarker", text)) == 66
     assert set(re.findall(r"isvalid: (\w+)", text)) == {"true"}
 
-    for option in ("--index-sanity-check", "--verify-index-only"):
-        text = dump(kafka_jars, "--files", files(directory, ".index"), option)
-        assert ("passed sanity check" in text) == (option == "--index-sanity-check")
-        assert "mismatch" not in text.lower()
-        assert "non-consecutive" not in text.lower()
-    text = dump(kafka_jars, "--files", files(directory, ".index"))
     assert len(re.findall(r"offset: \d+ position: \d+", text)) > 50
-    text = dump(kafka_jars, "--files", files(directory, ".timeindex"))
     assert len(re.findall(r"timestamp: \d+ offset: \d+", text)) > 20
-    assert not re.search("mismatch|out of order|not found|Found", text)
 
-    text = dump(kafka_jars, "--files", f"{directory}/{end:020d}.snapshot")
-    found = re.findall(r"producerId: (\d+) producerEpoch: (\d+) .*?lastSequence: (-?\d+)", text)
+    newest = text.partition(f"/{end:020d}.snapshot")[2].partition("Dumping ")[0]
+    found = re.findall(r"producerId: (\d+) producerEpoch: (\d+) .*?lastSequence: (-?\d+)", newest)
     assert {int(pid): (int(epoch), int(sequence)) for pid, epoch, sequence in found} == {
         pid: (entry.producer_epoch, entry.last_sequence) for pid, entry in producers.items()
     }
-    text = dump(kafka_jars, "--files", files(directory, ".txnindex"))
     found = re.findall(r"producerId: (\d+) firstOffset: (\d+)", text)
     assert [(int(pid), int(first)) for pid, first in found] == aborted
+
+    for option in ("--index-sanity-check", "--verify-index-only"):
+        text = dump(kafka_tools, "--files", files(directory, ".index"), option)
+        assert ("passed sanity check" in text) == (option == "--index-sanity-check")
+        assert "mismatch" not in text.lower()
+        assert "non-consecutive" not in text.lower()
 
 
 @pytest.fixture
@@ -235,6 +234,8 @@ def own_kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> Real
         "log.segment.bytes": 5_000,
         "log.index.interval.bytes": 500,
         "auto.create.topics.enable": "false",
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.num.partitions": 1,
     }
     chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
     kafka = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))

@@ -51,8 +51,8 @@ def lines(broker: int) -> str:
 @pytest.mark.parametrize(
     "options",
     [
-        (),
-        ("--topic", "t.1"),
+        pytest.param((), marks=pytest.mark.long),
+        pytest.param(("--topic", "t.1"), marks=pytest.mark.long),
         ("--topic", "t.1", "--partitions", "3,5"),
         ("--start-time", "2021-06-01 10:01:00,000", "--end-time", "2021-06-01 10:02:05,002"),
     ],
@@ -76,6 +76,7 @@ def test_the_same_lines_in_the_same_order(
     assert capsysbinary.readouterr().out == theirs
 
 
+@pytest.mark.long
 def test_files_from_other_systems(kafka_jars: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     """Line ends of Windows, a mark before the first line, a last line without its end, NULs."""
     (tmp_path / "state-change.log.0").write_bytes(b"\xef\xbb\xbf" + lines(0).replace("\n", "\r\n").encode())

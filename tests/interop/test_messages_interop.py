@@ -1,13 +1,17 @@
 """Every message in every version, against the classes of Apache Kafka: 2.8.2, and 4.4 for later versions.
 
 A message of ours is read by Kafka, which then writes the same bytes and tells its fields by their names. So neither a
-field's place, its type, its name nor its default can differ from Kafka's. One Java process reads all messages.
+field's place, its type, its name nor its default can differ from Kafka's. One Java process of each version of Kafka
+reads all messages.
 """
 
 import base64
 import json
 import random
-from collections.abc import Iterable, Mapping
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +24,7 @@ from klamm.protocol.compiler import decoders, encoders
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from support.message_oracle import in_library, library_class
-from support.oracles import java_classes_tool
+from support.oracles import java_source_command
 from support.random_messages import is_flexible, message_class, random_message
 
 ORACLE = Path(__file__).with_name("Messages.java")
@@ -81,20 +85,35 @@ class What(NamedTuple):
 
 
 class Kafka:
-    """Kafka's classes: what they make of many messages at once."""
+    """Kafka's classes, in a process that answers a line to each line."""
 
     def __init__(self, names: Names, *jars: Path) -> None:
         self.names = names
-        self._jars = jars
+        command = java_source_command(jars, ORACLE)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         versions, errors = self._tell(["versions", "errors"])
         parts = iter(errors.split())
         self.errors = {int(code): name for code, name in zip(parts, parts, strict=True)}
         numbers = iter(map(int, versions.split()))
         self.versions = {key: range(low, high + 1) for key, low, high in zip(numbers, numbers, numbers, strict=True)}
 
-    def _tell(self, lines: Iterable[str]) -> list[str]:
-        stdin = "".join(f"{line}\n" for line in lines).encode()
-        return java_classes_tool(self._jars, ORACLE, stdin=stdin).decode().splitlines()
+    def close(self) -> None:
+        self._process.communicate(timeout=120)
+
+    def _tell(self, lines: Sequence[str]) -> list[str]:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+
+        def ask() -> None:
+            stdin.write("".join(f"{line}\n" for line in lines).encode())
+            stdin.flush()
+
+        # The pipes hold less than all questions and answers.
+        asking = threading.Thread(target=ask)
+        asking.start()
+        answers = [stdout.readline().decode().removesuffix("\n") for _ in lines]
+        asking.join()
+        return answers
 
     def reads(self, asked: list[tuple[What, bytes]]) -> list[tuple[bytes, Any]]:
         """Each message as Kafka writes it, and its fields."""
@@ -106,9 +125,8 @@ class Kafka:
 
     def _ask(self, lines: list[str]) -> list[tuple[bytes, Any]]:
         answers = self._tell(lines)
-        assert len(answers) == len(lines)
         for line, answer in zip(lines, answers, strict=True):
-            assert not answer.startswith("error"), f"{line}: {answer}"
+            assert answer and not answer.startswith("error"), f"{line}: {answer}"
         return [(bytes.fromhex(body), json.loads(fields)) for body, fields in (one.split(" ", 1) for one in answers)]
 
     def known(self, whats: Iterable[What]) -> list[What]:
@@ -116,14 +134,16 @@ class Kafka:
 
 
 @pytest.fixture(scope="module")
-def kafka28(kafka_jars: Path) -> Kafka:
-    return Kafka(NAMES_OF_2_8, kafka_jars)
+def kafka28(kafka_jars: Path) -> Iterator[Kafka]:
+    with closing(Kafka(NAMES_OF_2_8, kafka_jars)) as kafka:
+        yield kafka
 
 
 @pytest.fixture(scope="module")
-def kafka44(kafka_jars: Path, kafka_clients4_jars: Path) -> Kafka:
+def kafka44(kafka_jars: Path, kafka_clients4_jars: Path) -> Iterator[Kafka]:
     """Kafka 2.8's directory has the library for JSON."""
-    return Kafka(NAMES_OF_4_4, kafka_clients4_jars, kafka_jars)
+    with closing(Kafka(NAMES_OF_4_4, kafka_clients4_jars, kafka_jars)) as kafka:
+        yield kafka
 
 
 ALL = [What(key, kind, version) for key in apis.KEYS for kind in KINDS for version in api_of(key).known]

@@ -16,6 +16,7 @@ PROPERTIES: dict[str, str | int] = {
     "log.preallocate": "true",
     "log.segment.bytes": SEGMENT_BYTES,
     "zookeeper.session.timeout.ms": 4000,
+    "offsets.topic.num.partitions": 1,
 }
 
 

@@ -408,6 +408,7 @@ async def test_clients_get_the_rate_of_their_quota_and_see_the_same_throttle_tim
     assert ours["produce throttle"] and ours["fetch throttle"] and ours["java produce-throttle-time-avg"], found
 
 
+@pytest.mark.long
 async def test_each_program_acts_on_the_quotas_that_the_other_has_stored(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
 ) -> None:

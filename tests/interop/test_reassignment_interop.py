@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support.clusters import KlammBroker, KlammZooKeeper
-from support.oracles import java_tool
+from support.oracles import JavaTools
 
 TOOL = "kafka.admin.ReassignPartitionsCommand"
 TOPIC = "moved"
@@ -39,10 +39,10 @@ def has(cluster: Cluster, number: int, target: list[int]) -> bool:
     return cluster.replicas(TOPIC, number) == target and sorted(cluster.isr(TOPIC, number)) == sorted(target)
 
 
-def test_execute_verify_list_and_cancel(cluster: Cluster, kafka_jars: Path, tmp_path: Path) -> None:
+def test_execute_verify_list_and_cancel(cluster: Cluster, kafka_tools: JavaTools, tmp_path: Path) -> None:
     def tool(*arguments: str | Path) -> str:
         address = next(each.address for each in cluster.brokers if each.running)
-        return java_tool(kafka_jars, TOOL, "--bootstrap-server", address, *arguments).decode()
+        return kafka_tools.run(TOOL, "--bootstrap-server", address, *arguments).decode()
 
     first = plan(tmp_path, p0=[0, 1], p1=[1, 2])
     assert "Successfully started partition reassignments" in tool("--execute", "--reassignment-json-file", first)
@@ -64,9 +64,9 @@ def test_execute_verify_list_and_cancel(cluster: Cluster, kafka_jars: Path, tmp_
     assert has(cluster, 0, [0, 1])
 
 
-def test_execute_and_verify_through_zookeeper(cluster: Cluster, kafka_jars: Path, tmp_path: Path) -> None:
+def test_execute_and_verify_through_zookeeper(cluster: Cluster, kafka_tools: JavaTools, tmp_path: Path) -> None:
     def tool(*arguments: str | Path) -> str:
-        return java_tool(kafka_jars, TOOL, "--zookeeper", cluster.zookeeper, *arguments).decode()
+        return kafka_tools.run(TOOL, "--zookeeper", cluster.zookeeper, *arguments).decode()
 
     for targets in ({"p0": [2, 3], "p1": [3, 0]}, {"p0": [0, 1]}):
         wanted = plan(tmp_path, **targets)
@@ -102,11 +102,11 @@ def two_brokers(tmp_path: Path) -> Iterator[list[KlammBroker]]:
 
 
 @pytest.mark.long
-def test_log_directories(two_brokers: list[KlammBroker], kafka_jars: Path, tmp_path: Path) -> None:
+def test_log_directories(two_brokers: list[KlammBroker], kafka_tools: JavaTools, tmp_path: Path) -> None:
     bootstrap = two_brokers[0].bootstrap
 
     def tool(*arguments: str | Path) -> str:
-        return java_tool(kafka_jars, TOOL, "--bootstrap-server", bootstrap, *arguments).decode()
+        return kafka_tools.run(TOOL, "--bootstrap-server", bootstrap, *arguments).decode()
 
     def move(replicas: list[int], *directories: str) -> Path:
         """The tool's file; a directory is `one`, `two` or `any`."""

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from klamm.cli import main
-from support.oracles import RealKafka, java_tool
+from support.long_rows import long
+from support.oracles import JavaTools, RealKafka, java_tool
 
 
 def klamm(kafka: RealKafka, capsysbinary: pytest.CaptureFixture[bytes], *arguments: str) -> bytes:
@@ -17,19 +18,19 @@ def klamm(kafka: RealKafka, capsysbinary: pytest.CaptureFixture[bytes], *argumen
 
 
 def test_topics_are_described_as_kafka_topics_does(
-    real_kafka: RealKafka, kafka_jars: Path, capsysbinary: pytest.CaptureFixture[bytes]
+    real_kafka: RealKafka, kafka_tools: JavaTools, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     kafka_topics = ("kafka.admin.TopicCommand", "--bootstrap-server", real_kafka.bootstrap)
     configs = ("--config", "segment.bytes=100000", "--config", "cleanup.policy=compact,delete")
     klamm(real_kafka, capsysbinary, "topics", "create", "--topic", "tools-a", "--partitions", "3", *configs)
-    java_tool(kafka_jars, *kafka_topics, "--create", "--topic", "tools-b", "--replica-assignment", "0,0")
+    kafka_tools.run(*kafka_topics, "--create", "--topic", "tools-b", "--replica-assignment", "0,0")
     ours = klamm(real_kafka, capsysbinary, "topics", "describe", "--topic", "tools-.*")
-    theirs = java_tool(kafka_jars, *kafka_topics, "--describe", "--topic", "tools-.*")
+    theirs = kafka_tools.run(*kafka_topics, "--describe", "--topic", "tools-.*")
     assert blocks(ours) == blocks(theirs)
     klamm(real_kafka, capsysbinary, "topics", "alter", "--topic", "tools-b", "--partitions", "4", "--yes")
-    assert b"PartitionCount: 4" in java_tool(kafka_jars, *kafka_topics, "--describe", "--topic", "tools-b")
+    assert b"PartitionCount: 4" in kafka_tools.run(*kafka_topics, "--describe", "--topic", "tools-b")
     klamm(real_kafka, capsysbinary, "topics", "delete", "--topic", "tools-.*", "--yes")
-    listed = java_tool(kafka_jars, *kafka_topics, "--list").split()
+    listed = kafka_tools.run(*kafka_topics, "--list").split()
     assert b"tools-a" not in listed and b"tools-b" not in listed
 
 
@@ -59,7 +60,7 @@ def blocks(described: bytes) -> list[bytes]:
     return sorted(described.strip().replace(b"\nTopic: ", b"\n\nTopic: ").split(b"\n\n"))
 
 
-@pytest.mark.parametrize("compression_type", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("compression_type", ["lz4", *long("none", "gzip", "snappy", "zstd")])
 def test_records_are_shared_with_the_console_clients(
     real_kafka: RealKafka,
     kafka_jars: Path,

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
-from support.oracles import java_tool
+from support.oracles import JavaTools
 
 TOOL = "org.apache.kafka.tools.TransactionsCommand"
 
@@ -36,9 +35,9 @@ TOOL = "org.apache.kafka.tools.TransactionsCommand"
 class Tool:
     """`klamm transactions` and Kafka's own, with one cluster."""
 
-    def __init__(self, bootstrap: str, jars: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, bootstrap: str, tools: JavaTools, capsys: pytest.CaptureFixture[str]) -> None:
         self.bootstrap = bootstrap
-        self._jars, self._capsys = jars, capsys
+        self._tools, self._capsys = tools, capsys
 
     def ours(self, command: str, *arguments: str, code: int = 0) -> str:
         assert run(["transactions", command, "--bootstrap-server", self.bootstrap, *arguments]) == code
@@ -49,12 +48,12 @@ class Tool:
         return json.loads(self.ours(command, *arguments, "--json", code=code))
 
     def theirs(self, *arguments: str) -> str:
-        return java_tool(self._jars, TOOL, "--bootstrap-server", self.bootstrap, *arguments).decode()
+        return self._tools.run(TOOL, "--bootstrap-server", self.bootstrap, *arguments).decode()
 
 
 @pytest.fixture
-def tool(request: pytest.FixtureRequest, kafka4_jars: Path, capsys: pytest.CaptureFixture[str]) -> Tool:
-    return Tool(request.getfixturevalue(request.param).bootstrap, kafka4_jars, capsys)
+def tool(request: pytest.FixtureRequest, kafka4_tools: JavaTools, capsys: pytest.CaptureFixture[str]) -> Tool:
+    return Tool(request.getfixturevalue(request.param).bootstrap, kafka4_tools, capsys)
 
 
 SERVERS = ["klamm_cluster", pytest.param("real_kraft", marks=pytest.mark.long)]

@@ -1,7 +1,7 @@
 """klamm's brokers on three Apache ZooKeeper servers, each on another one, while the server of one stands still."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,14 @@ CONFIGS = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
 PAUSE_S = 0.5
 
 
-@pytest.fixture
-def ensemble(kafka_jars: Path, tmp_path: Path, running: Callable[[Any], Any]) -> RealEnsemble:
-    ensemble: RealEnsemble = running(RealEnsemble(kafka_jars, tmp_path / "zookeeper"))
-    ensemble.start()
-    return ensemble
+@pytest.fixture(scope="module")
+def ensemble(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealEnsemble]:
+    ensemble = RealEnsemble(kafka_jars, tmp_path_factory.mktemp("ensemble"))
+    try:
+        ensemble.start()
+        yield ensemble
+    finally:
+        ensemble.kill()
 
 
 @pytest.fixture
@@ -52,6 +55,7 @@ async def test_many_new_topics_have_their_configurations(
 async def _create_topics(ensemble: RealEnsemble, directory: Path, topics: int) -> None:
     async with AsyncExitStack() as stack:
         lagging = ensemble.followers[0]
+        stack.callback(lagging.resume)
         # The first one becomes the controller.
         servers = [ensemble.leader, *reversed(ensemble.followers)]
         brokers = [await _start(stack, id_, server, directory) for id_, server in enumerate(servers)]
@@ -80,7 +84,7 @@ async def _start(stack: AsyncExitStack, broker_id: int, server: EnsembleMember, 
         "broker.id": str(broker_id),
         "listeners": "PLAINTEXT://127.0.0.1:0",
         "log.dirs": str(directory / f"broker-{broker_id}"),
-        "zookeeper.connect": server.address,
+        "zookeeper.connect": f"{server.address}/{directory.name}",
         "controlled.shutdown.enable": "false",
     }
     broker = Broker(BrokerConfig.from_properties(properties), environment)

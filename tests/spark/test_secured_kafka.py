@@ -28,6 +28,7 @@ from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import PartitionRange
 from klamm.spark.write.writing import record_writer
 from support.certificates import Authority, one_line
+from support.long_rows import long
 from support.oracles import RealKafka, RealZooKeeper, java_tool
 from support.processes import free_port
 
@@ -196,16 +197,18 @@ def read(options: dict[str, str], topic: str) -> list[bytes]:
 @pytest.mark.parametrize(
     "way",
     [
-        "SSL",
-        "SSL as text",
         "SSL of any host",
-        "MUTUAL",
         "MUTUAL as text",
         "SASL_PLAINTEXT PLAIN",
-        "SASL_PLAINTEXT SCRAM-SHA-256",
-        "SASL_SSL PLAIN",
-        "SASL_SSL SCRAM-SHA-256",
         "SASL_SSL SCRAM-SHA-512",
+        *long(
+            "SSL",
+            "SSL as text",
+            "MUTUAL",
+            "SASL_PLAINTEXT SCRAM-SHA-256",
+            "SASL_SSL PLAIN",
+            "SASL_SSL SCRAM-SHA-256",
+        ),
     ],
 )
 def test_what_is_written_is_read(secured: Secured, way: str) -> None:
@@ -299,7 +302,7 @@ def test_a_client_without_sasl_learns_it_at_once(secured: Secured) -> None:
 # -- sessions that end ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+@pytest.mark.parametrize("mechanism", [*long("PLAIN"), "SCRAM-SHA-256"])
 async def test_a_connection_outlives_its_session(secured: Secured, mechanism: str) -> None:
     """Without a renewal the broker would close the connection with the first request after SESSION_MS."""
 
@@ -315,6 +318,7 @@ async def test_a_connection_outlives_its_session(secured: Secured, mechanism: st
     began = loop.time()
     while loop.time() < began + 2.5 * SESSION_MS / 1000:
         await asyncio.gather(*(connection.send(ApiKey.METADATA, all_topics) for _ in range(5)))
+        await asyncio.sleep(0.01)
     # One that nobody used meanwhile.
     await asyncio.sleep(1.5 * SESSION_MS / 1000)
     await connection.send(ApiKey.METADATA, all_topics)
@@ -332,6 +336,7 @@ def test_no_record_is_lost_or_written_twice_when_sessions_end(secured: Secured) 
             writer.write(pa.record_batch({"value": pa.array([value]), "partition": partition}))
             writer.flush()
             written.append(value)
+            time.sleep(0.005)
     assert read({"kafka.bootstrap.servers": secured.broker.bootstrap}, "sessions") == written
     # Some time for each batch, so that sessions end between fetches.
     pause_s = 2.5 * SESSION_MS / 1000 / 50
@@ -414,7 +419,9 @@ def command(secured: Secured, way: str, *arguments: str, **changes: str) -> list
     return [*arguments, "--bootstrap-server", servers, "--command-config", str(file)]
 
 
-@pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-512", "SASL_SSL PLAIN", "MUTUAL", "SASL_PLAINTEXT SCRAM-SHA-256"])
+@pytest.mark.parametrize(
+    "way", ["SASL_SSL SCRAM-SHA-512", "MUTUAL", *long("SASL_SSL PLAIN", "SASL_PLAINTEXT SCRAM-SHA-256")]
+)
 def test_commands_take_the_properties_of_javas_clients(
     secured: Secured, capsys: pytest.CaptureFixture[str], tmp_path: Path, way: str
 ) -> None:

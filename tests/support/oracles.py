@@ -163,14 +163,48 @@ def java_tool(
     return done.stdout
 
 
-def java_classes_tool(jars: Sequence[Path], source: Path, *, stdin: bytes, timeout_s: float = 600) -> bytes:
+class JavaTools:
+    """Kafka's tools in one process, which starts once for many calls: `tools.run(main, *arguments)` is `java_tool`
+    without stdin. Those that keep something for their next call, as StateChangeLogMerger does, need a process each."""
+
+    def __init__(self, jars: Path, directory: Path) -> None:
+        log4j = directory / "log4j.properties"
+        log4j.write_text(
+            "log4j.rootLogger=WARN, stderr\n"
+            "log4j.appender.stderr=org.apache.log4j.ConsoleAppender\n"
+            "log4j.appender.stderr.target=System.err\n"
+            "log4j.appender.stderr.layout=org.apache.log4j.PatternLayout\n"
+            "log4j.appender.stderr.layout.ConversionPattern=%p: %m%n\n",
+            encoding="utf-8",
+        )
+        options = (*SMALL_HEAP, f"-Dlog4j.configuration=file:{log4j}")
+        command = java_command(jars, str(Path(__file__).with_name("JavaTools.java")), options=options)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, main: str, *arguments: str | Path) -> bytes:
+        code, out, err = self.outcome(main, *arguments)
+        if code != 0:
+            output = (out[-4000:] + b"\n" + err[-4000:]).decode(errors="replace")
+            raise ProcessFailed(f"{main} {' '.join(map(str, arguments))} exited with {code}:\n{output}")
+        return out
+
+    def outcome(self, main: str, *arguments: str | Path) -> tuple[int, bytes, bytes]:
+        """The exit code, stdout and stderr."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write("\t".join([main, *map(str, arguments)]).encode() + b"\n")
+        stdin.flush()
+        code, out_bytes, err_bytes = map(int, stdout.readline().split())
+        return code, stdout.read(out_bytes), stdout.read(err_bytes)
+
+    def close(self) -> None:
+        self._process.communicate(timeout=120)
+
+
+def java_source_command(jars: Sequence[Path], source: Path) -> list[str]:
     """Runs a Java program from its source, with the jars of several directories: the first that has a class wins."""
     class_path = os.pathsep.join(f"{directory}/*" for directory in jars)
-    command = ["java", *SMALL_HEAP, "-cp", class_path, str(source)]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=timeout_s, check=False)
-    if done.returncode != 0:
-        raise ProcessFailed(f"{source.name} exited with {done.returncode}:\n{done.stderr[-4000:].decode()}")
-    return done.stdout
+    return ["java", *SMALL_HEAP, "-cp", class_path, str(source)]
 
 
 class JavaServer(ABC):
@@ -408,6 +442,7 @@ class RealKafka(JavaServer):
                 return
             if time.monotonic() > deadline_s:
                 raise ProcessFailed(f"{self.name} knows of no controller after {timeout_s} s")
+            time.sleep(0.05)
 
     def _command(self) -> list[str]:
         config = self.directory / f"server-{self.properties['broker.id']}.properties"
@@ -510,6 +545,7 @@ class _KraftBroker(JavaServer):
         while self.broker_id not in AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=120).brokers:
             if time.monotonic() > deadline_s:
                 raise ProcessFailed(f"{self.name} is not in its own metadata after {timeout_s} s")
+            time.sleep(0.05)
 
     def _command(self) -> list[str]:
         config = self.directory / "server.properties"

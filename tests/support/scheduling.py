@@ -2,13 +2,13 @@
 
 The tests of a room that share a JVM stay on one worker, so that it starts once: Spark's session, the brokers of Apache
 Kafka and the ZooKeeper of tests/interop. The fixtures that a test names, itself or through fixtures of its file, say
-whether it is one of these; the other tests of the file need not wait for them. Everywhere else the tests of a file stay
-together. The units with a JVM begin first, and beside them what mostly waits; then what takes long, so that no worker
-is left alone with it at the end.
+whether it is one of these; where a parameter chooses a fixture, the test's id has its name. The other tests of the file
+need not wait for them. Everywhere else the tests of a file stay together. The units with a JVM begin first, and beside
+them what mostly waits; then what takes long, so that no worker is left alone with it at the end.
 """
 
 import ast
-import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -43,33 +43,50 @@ def unit_of(nodeid: str) -> str:
     room = next((room for room in JVMS if path.startswith(f"{room}/")), None)
     if room is None:
         return path
-    return room if test.partition("[")[0] in _with_jvm(path, room) else path
+    function, _, parameters = test.partition("[")
+    always, by_name = _with_jvm(path, room)
+    names_jvm = any(name in parameters for name in _named_in_texts(JVMS[room]))
+    return room if function in always or (function in by_name and names_jvm) else path
 
 
 @cache
-def _with_jvm(path: str, room: str) -> frozenset[str]:
-    """The functions of a file that have a JVM of the room."""
+def _with_jvm(path: str, room: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The functions of a file that have a JVM of the room; and those that have one if their parameters name it."""
     # xdist asks in a process that collects no tests, so the text must tell.
-    source = (ROOT / path).read_text(encoding="utf-8")
-    lines = source.splitlines()
-    asked_by: dict[str, set[str]] = {}
-    asked_anywhere: set[str] = set()
-    for node in ast.parse(source).body:
+    arguments: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
+    texts_anywhere: set[str] = set()
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            begins = min((each.lineno for each in node.decorator_list), default=node.lineno)
-            arguments = (each.arg for each in (*node.args.args, *node.args.kwonlyargs))
-            asked_by[node.name] = {*arguments, *_texts(lines[begins - 1 : node.end_lineno])}
+            arguments[node.name] = {*_arguments(node)}
+            texts[node.name] = {*_texts(node)}
         else:
-            asked_anywhere.update(_texts(lines[node.lineno - 1 : node.end_lineno]))
-    found = {*JVMS[room]}
-    while more := {name for name, asked in asked_by.items() if asked & found} - found:
-        found |= more
-    return frozenset(asked_by if asked_anywhere & found else found)
+            texts_anywhere.update(_texts(node))
+    always = _asking(arguments, {*JVMS[room]})
+    if texts_anywhere & {*JVMS[room]}:
+        return always, frozenset(arguments)
+    return always, _asking({name: asked | texts[name] for name, asked in arguments.items()}, {*JVMS[room]})
 
 
-def _texts(lines: list[str]) -> list[str]:
+def _asking(asked_by: dict[str, set[str]], fixtures: set[str]) -> frozenset[str]:
+    """The functions that ask for one of these fixtures, or for another function that does."""
+    while more := {name for name, asked in asked_by.items() if asked & fixtures} - fixtures:
+        fixtures = fixtures | more
+    return frozenset(fixtures)
+
+
+def _arguments(node: ast.AST) -> Iterator[str]:
+    return (part.arg for part in ast.walk(node) if isinstance(part, ast.arg))
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    return _named_in_texts(texts)
+
+
+def _named_in_texts(texts: Iterable[str]) -> Iterator[str]:
     """`request.getfixturevalue("real_kafka")`. Texts like "spark" and "kafka" say other things."""
-    return re.findall(r'"(\w+_\w+)"', "\n".join(lines))
+    return (text for text in texts if "_" in text)
 
 
 def turn_of(nodeid: str) -> int:
