@@ -30,7 +30,7 @@ def test_each_program_leads_and_follows_the_other(brokers: ProcessBrokers, kills
     def a_klamm_but(other: int) -> int:
         return next(each for each in (1, 2) if each != other)
 
-    run = Run(brokers, partitions=PARTITIONS, records_per_s=2500 if kills == "all" else 1000, down_s=0.5)
+    run = Run(brokers, partitions=PARTITIONS, records_per_s=2500, down_s=0.5)
     kafka = controller_moves_to("kafka")
     if kills == "all":
         run.kill(a_klamm_but(kafka), wait_for_isr=True)
