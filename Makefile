@@ -1,7 +1,7 @@
 # klamm's commands. Each builds the virtual environment on first need, from the locked requirement files: `make run` with
 # what klamm needs to run, the others with all that checks and tests need as well.
-# Many tests wait more than they work: four workers have room on two cores.
-PYTEST_WORKERS ?= 4
+# Many tests wait more than they work: five workers have room on two cores.
+PYTEST_WORKERS ?= 5
 PORT ?= 9092
 SEEDS ?= 500
 ROUNDS ?= 2000

@@ -63,34 +63,45 @@ def imports(path: Path) -> list[str]:
 
 
 def test_the_places_of_the_schedule_exist() -> None:
-    for place in scheduling.FIRST:
-        assert (ROOT / place).exists(), f"{place} has moved, and its tests no longer begin first"
+    for place in (*scheduling.WAITING, *scheduling.COMPUTING):
+        assert (ROOT / place).exists(), f"{place} has moved, and its tests no longer begin in their turn"
 
 
 @pytest.mark.parametrize(
-    ("nodeid", "unit", "is_first"),
+    ("nodeid", "unit"),
     [
-        ("tests/spark/write/test_sink.py::test_every_column", "tests/spark", True),
+        ("tests/spark/write/test_sink.py::test_every_column", "tests/spark"),
         (
             "tests/spark/write/test_typed_sink.py::test_a_map_that_has_a_key_twice_is_told_with_its_row",
             "tests/spark/write/test_typed_sink.py",
-            True,
         ),
-        ("tests/spark/formats/test_csv_decoder.py::test_a", "tests/spark/formats/test_csv_decoder.py", True),
-        ("tests/interop/test_znodes_interop.py::test_kafka_understands_what_we_write[x::y]", "tests/interop", True),
+        ("tests/spark/formats/test_csv_decoder.py::test_a", "tests/spark/formats/test_csv_decoder.py"),
+        ("tests/interop/test_znodes_interop.py::test_kafka_understands_what_we_write[x::y]", "tests/interop"),
         (
             "tests/interop/test_groups_interop.py::test_groups_are_deleted[klamm]",
             "tests/interop/test_groups_interop.py",
-            True,
         ),
-        ("tests/interop/test_groups_interop.py::test_groups_are_deleted[real_kafka]", "tests/interop", True),
-        ("tests/clients/test_kill.py::test_a", "tests/clients/test_kill.py", True),
-        ("tests/config/test_topic_config.py::test_a", "tests/config/test_topic_config.py", False),
+        ("tests/interop/test_groups_interop.py::test_groups_are_deleted[real_kafka]", "tests/interop"),
+        ("tests/clients/test_kill.py::test_a", "tests/clients/test_kill.py"),
+        ("tests/config/test_topic_config.py::test_a", "tests/config/test_topic_config.py"),
     ],
 )
-def test_tests_that_share_a_jvm_are_one_unit(nodeid: str, unit: str, is_first: bool) -> None:
+def test_tests_that_share_a_jvm_are_one_unit(nodeid: str, unit: str) -> None:
     assert scheduling.unit_of(nodeid) == unit
-    assert (scheduling.turn_of(nodeid) < scheduling.turn_of("tests/net/test_http.py::test_a")) is is_first
+
+
+def test_what_waits_takes_turns_with_what_computes() -> None:
+    waiting = ["tests/testing/test_d.py", "tests/clients/test_a.py"]
+    computing = ["tests/net/test_e.py", "tests/simulation/test_c.py", "tests/broker/test_f.py"]
+    turns = scheduling.turns_of([*waiting, *computing, "tests/spark"])
+    assert [unit.split("/")[1] for unit in sorted(turns, key=turns.__getitem__)] == [
+        "spark",
+        "simulation",
+        "clients",
+        "net",
+        "testing",
+        "broker",
+    ]
 
 
 def test_whatever_uses_a_shared_jvm_is_in_its_unit(request: pytest.FixtureRequest) -> None:

@@ -3,8 +3,9 @@
 The tests of a room that share a JVM stay on one worker, so that it starts once: Spark's session, the brokers of Apache
 Kafka and the ZooKeeper of tests/interop. The fixtures that a test names, itself or through fixtures of its file, say
 whether it is one of these; where a parameter chooses a fixture, the test's id has its name. The other tests of the file
-need not wait for them. Everywhere else the tests of a file stay together. The units with a JVM begin first, and beside
-them what mostly waits; then what takes long, so that no worker is left alone with it at the end.
+need not wait for them. Everywhere else the tests of a file stay together. The units with a JVM begin first. Beside and
+after them, what mostly waits takes turns with what computes, so that the cores are busy from the beginning to the end;
+what takes long comes before what does not, so that no worker is left alone with it.
 """
 
 import ast
@@ -21,19 +22,19 @@ JVMS = {
     "tests/spark": ("spark", "spark_connect"),
     "tests/interop": ("real_zookeeper", "real_zookeeper39", "real_kafka", "real_kraft", "kafka", "klamm"),
 }
-# The rooms and files whose tests begin next, in this order.
-FIRST = (
+# Rooms of tests that wait for other processes and for time to pass, and rooms of tests that compute, in the order in
+# which they begin; all other rooms compute, too.
+WAITING = (
     "tests/clients",
     "tests/recipes",
     "tests/faults",
     "tests/walkthroughs",
     "tests/spark",
     "tests/interop",
-    "tests/simulation",
-    "tests/cli",
     "tests/cockpit",
     "tests/testing",
 )
+COMPUTING = ("tests/simulation", "tests/cli")
 
 
 def unit_of(nodeid: str) -> str:
@@ -89,11 +90,18 @@ def _named_in_texts(texts: Iterable[str]) -> Iterator[str]:
     return (text for text in texts if "_" in text)
 
 
-def turn_of(nodeid: str) -> int:
-    """Where a test stands in the order; those of one turn stay in the order in which they were found."""
-    path = nodeid.split("::", 1)[0]
-    turns = (turn for turn, place in enumerate(FIRST) if path == place or path.startswith(f"{place}/"))
-    return next(turns, len(FIRST))
+def turns_of(units: Iterable[str]) -> dict[str, float]:
+    """Where each unit stands in the order, from 0 to 1; those with a JVM before all others."""
+    by_unit = {unit: -1.0 for unit in units}
+    for rooms, is_waiting in ((WAITING, True), (COMPUTING, False)):
+        alike = [unit for unit in by_unit if unit not in JVMS and (_place(unit, WAITING) < len(WAITING)) == is_waiting]
+        alike.sort(key=lambda unit: _place(unit, rooms))
+        by_unit.update((unit, (number + 0.5) / len(alike)) for number, unit in enumerate(alike))
+    return by_unit
+
+
+def _place(unit: str, rooms: tuple[str, ...]) -> int:
+    return next((place for place, room in enumerate(rooms) if unit.startswith(f"{room}/")), len(rooms))
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
@@ -113,4 +121,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: (unit_of(item.nodeid) not in JVMS, turn_of(item.nodeid)))
+    units = {item: unit_of(item.nodeid) for item in items}
+    turns = turns_of(units.values())
+    items.sort(key=lambda item: turns[units[item]])

@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -75,6 +76,10 @@ def moves(klamm: Run, cluster: Cluster, where: tuple[str, str], plan: Path, targ
         assert cluster.leader(topic, number) in brokers
 
 
+def is_known_to(klamm: Run, topic: str, broker: str) -> bool:
+    return topic in klamm("topics", "list", "--bootstrap-server", broker).split()
+
+
 @both_ways
 def test_nine_partitions_leave_a_broker(
     klamm: Run, cluster: Cluster, where: tuple[str, str], topic: str, tmp_path: Path
@@ -83,6 +88,9 @@ def test_nine_partitions_leave_a_broker(
     klamm(
         "topics", "create", "--topic", topic, *where, "--replica-assignment", ",".join(str(each[0]) for each in placed)
     )
+    # A broker that has yet to hear of the topic would say that it does not exist.
+    for each in cluster.bootstrap.split(","):
+        cluster.until(partial(is_known_to, klamm, topic, each))
     topics = tmp_path / "topics-to-move.json"
     topics.write_text(json.dumps({"topics": [{"topic": topic}], "version": 1}))
     plan = tmp_path / "plan.json"
