@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.clients import Librdkafka, Record
@@ -28,6 +29,7 @@ def values(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
     return [record.value for record in Librdkafka.read(bootstrap, topic, count)]
 
 
+@pytest.mark.long
 def test_each_program_opens_what_the_other_has_preallocated(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, tmp_path: Path, running: Callable[[Any], Any]
 ) -> None:

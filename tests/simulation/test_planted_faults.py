@@ -24,8 +24,6 @@ DOCUMENT = Path(__file__).parents[2] / "docs/simulation.md"
 # These run a scenario, which takes two seconds, once or twice.
 CHEAP = (
     "stop-replica-without-epoch",
-    "kafka-13407",
-    "kafka-10548",
     "unchecked-copies",
     "unchecked-loads",
     "stranger-commits",
@@ -51,7 +49,13 @@ def test_there_are_at_least_twelve_planted_faults() -> None:
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "scenario",
-    [copy_of_a_rotten_log, load_of_a_rotten_log, late_stop_replica, log_of_a_former_topic, copiers_at_work],
+    [
+        copy_of_a_rotten_log,
+        load_of_a_rotten_log,
+        late_stop_replica,
+        log_of_a_former_topic,
+        pytest.param(copiers_at_work, marks=pytest.mark.long),
+    ],
 )
 def test_klamm_without_the_fault_passes_the_scenario(scenario: Scenario, seed: int) -> None:
     world = World(seed)

@@ -19,14 +19,14 @@ from support.paths import ROOT, TESTS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HERE = Path(__file__).parent
+HERE = "tests/spark/"
 
 _topic_numbers = count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE) and {"spark", "java"} & set(getattr(item, "fixturenames", ())):
+        if item.nodeid.startswith(HERE) and {"spark", "java"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.java)
 
 
