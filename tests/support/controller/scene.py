@@ -117,6 +117,10 @@ class ObservedController(KafkaController):
         await event.answer
 
 
+# A controller would elect preferred leaders five seconds after it has begun, which a slow test does not expect.
+PROPERTIES = {"auto.leader.rebalance.enable": "false"}
+
+
 class FakeBroker:
     """A broker's session, registration and controller."""
 
@@ -127,7 +131,7 @@ class FakeBroker:
         self.epoch = -1
         self.port = 9000 + broker_id
         self.controller = ObservedController(
-            CurrentConfig(BrokerConfig.from_properties({"zookeeper.connect": address, **properties})),
+            CurrentConfig(BrokerConfig.from_properties({**PROPERTIES, "zookeeper.connect": address, **properties})),
             scene.environment,
             broker_id,
             lambda: FakeChannels(scene, broker_id),

@@ -136,8 +136,7 @@ class Recorder:
 
     def _new_broker(self, broker_id: int) -> FakeBroker:
         scene = self._scene
-        properties = {"auto.leader.rebalance.enable": "false"}
-        broker = scene.brokers[broker_id] = FakeBroker(scene, broker_id, properties, scene.address)
+        broker = scene.brokers[broker_id] = FakeBroker(scene, broker_id, {}, scene.address)
         broker.controller._open_channels = lambda: NotedChannels(scene, broker_id, self)
         return broker
 
