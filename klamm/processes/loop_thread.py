@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 # How long the end of the loop waits for what it has cancelled.
 CLOSE_TIMEOUT_S = 5.0
+# How often a caller looks whether the thread that it waits for is alive.
+LOOK_EVERY_S = 1.0
 
 
 class LoopEnded(RuntimeError):
@@ -39,6 +41,9 @@ class LoopThread:
                 raise LoopEnded("the loop has ended")
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
+            self._wait_for(future)
+            if not future.done():
+                raise LoopEnded("the thread of the loop has died")
             return future.result()
         except concurrent.futures.CancelledError:
             raise LoopEnded("the loop has ended") from None
@@ -57,10 +62,19 @@ class LoopThread:
                 return
             self._has_ended = True
             ending = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
-        ending.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._wait_for(ending)
+        if ending.done():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        else:
+            # What the thread has left is cancelled in this one.
+            self._loop.run_until_complete(asyncio.wrap_future(ending, loop=self._loop))
         self._loop.close()
+
+    def _wait_for(self, future: "concurrent.futures.Future[Any]") -> None:
+        """Returns when the future is done, or never will be."""
+        while not future.done() and self._thread.is_alive():
+            concurrent.futures.wait((future,), LOOK_EVERY_S)
 
     async def _cancel_all(self) -> None:
         if tasks := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -227,6 +227,11 @@ class StateChecker:
             if broker_id in state.isr:
                 self._bounced[key, broker_id] = None
 
+    def _is_session_of(self, broker_id: int) -> bool:
+        """Whether the broker has registered in the session that writes."""
+        path = broker_path(broker_id)
+        return self.exists(path) and self._tree.get_data(path, ANYBODY)[1].ephemeral_owner == self._session_id
+
     def _excuse_bounced(self) -> None:
         """Where all members of the ISR have bounced or are gone, none is known to have all records: one stays."""
         live = self.live_brokers()
@@ -255,6 +260,9 @@ class StateChecker:
             raise SimulationFailure(f"{key[0]}-{key[1]}: {broken}: {old} became {state}")
         self.on_change(key, old, state)
         self._states[key] = state
+        if old is not None and state.leader_epoch == old.leader_epoch and self._is_session_of(state.leader):
+            # A leader that changes the ISR in its epoch has lived since the epoch began: only its session was lost.
+            self._bounced.pop((key, state.leader), None)
         if state.leader != NO_LEADER:
             self._leaders[Leadership(*key, state.leader_epoch)] = state.leader
 

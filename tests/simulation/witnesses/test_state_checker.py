@@ -194,6 +194,20 @@ def test_a_replica_that_has_bounced_leaves_the_isr(server):
     assert server.checker.bounced() == []
 
 
+def test_a_leader_that_goes_on_leading_in_another_session_has_not_bounced(server):
+    server.create("/brokers/ids", None)
+    for broker_id in (1, 2):
+        server.register(broker_id)
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    server.apply(MultiTxn((DeleteTxn("/brokers/ids/1"), CreateTxn("/brokers/ids/1", b"", OPEN_ACL, 7, 0))))
+    grown = SetDataTxn(STATE, LeaderAndIsr(1, 3, (1, 2, 0), 2).encode(), 0)
+    shrunk = SetDataTxn(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode(), 0)
+    server.apply(grown, session_id=8)
+    assert server.checker.bounced() == [(("t", 0), 1)]
+    server.apply(shrunk, session_id=7)
+    assert server.checker.bounced() == []
+
+
 def test_the_epoch_of_controllers_goes_up_by_one(server):
     server.set("/controller_epoch", b"3")
     for epoch in (b"2", b"5"):
