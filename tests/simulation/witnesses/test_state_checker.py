@@ -199,7 +199,8 @@ def test_a_leader_that_goes_on_leading_in_another_session_has_not_bounced(server
     for broker_id in (1, 2):
         server.register(broker_id)
     server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
-    server.apply(MultiTxn((DeleteTxn("/brokers/ids/1"), CreateTxn("/brokers/ids/1", b"", OPEN_ACL, 7, 0))))
+    server.apply(DeleteTxn("/brokers/ids/1"))
+    server.apply(CreateTxn("/brokers/ids/1", b"", OPEN_ACL, 7, 0))
     grown = SetDataTxn(STATE, LeaderAndIsr(1, 3, (1, 2, 0), 2).encode(), 0)
     shrunk = SetDataTxn(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode(), 0)
     server.apply(grown, session_id=8)
