@@ -256,6 +256,6 @@ GUARDS = (
         (Replacement(topic_admin, "as_controllers_error", as_kafka_error),),
         "administration",
         "its deletion was answered|was created, and does not exist",
-        60,
+        100,
     ),
 )
