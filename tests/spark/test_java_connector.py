@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 from klamm.spark.lag import lags
 from klamm.testing.cluster import Cluster
 from support import oracles
+from support.long_rows import long
 from support.spark.producing import numbered, produce
 from support.spark.reading import read
 
@@ -226,9 +227,7 @@ def test_it_reads_a_batch_from_klamm(
 
 
 @pytest.mark.usefixtures("java_connector")
-@pytest.mark.parametrize(
-    "codec", ["none", *(pytest.param(each, marks=pytest.mark.long) for each in ("gzip", "snappy", "lz4")), "zstd"]
-)
+@pytest.mark.parametrize("codec", ["none", *long("gzip", "snappy", "lz4"), "zstd"])
 def test_it_writes_a_batch_to_klamm(spark: "SparkSession", cluster: Cluster, topic: MakeTopic, codec: str) -> None:
     name, other = topic(partitions=2), topic()
     headers = "IF(id % 3 = 0, array(struct('h' AS key, CAST('1' AS BINARY) AS value)), NULL) AS headers"

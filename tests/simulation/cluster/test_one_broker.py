@@ -22,6 +22,7 @@ from klamm.simulation.workloads.verdict import converge, judge
 from klamm.simulation.workloads.workload import Workload, create_topic
 from klamm.storage.log.durability import Durability
 from klamm.storage.segments.unsynced_files import UnsyncedFiles
+from support.long_rows import long
 from support.seeds import seeds
 
 TOPIC = "events"
@@ -190,7 +191,7 @@ def test_a_broker_that_does_not_flush_is_found_out(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "scenario",
-    ["machine_crash", *(pytest.param(each, marks=pytest.mark.long) for each in ("process_crash", "session_expiry"))],
+    ["machine_crash", *long("process_crash", "session_expiry")],
 )
 def test_two_processes_trace_the_same(scenario: str) -> None:
     trace = assert_same_trace(f"{__file__}:{scenario}", seed=1)

@@ -30,6 +30,7 @@ from klamm.simulation.workloads.trimming import Trimming
 from klamm.simulation.workloads.verdict import converge, judge, replica_bytes
 from klamm.simulation.workloads.workload import Workload, create_topic, delete_topic
 from klamm.storage.log.log import Log
+from support.long_rows import long
 from support.seeds import seeds
 
 TOPIC = "events"
@@ -439,7 +440,7 @@ def test_random_faults(seed: int) -> None:
 
 
 # With most seeds several requests are replaced, with few none.
-@pytest.mark.parametrize("seed", [14, *(pytest.param(seed, marks=pytest.mark.long) for seed in (3, 4))])
+@pytest.mark.parametrize("seed", [14, *long(3, 4)])
 def test_random_faults_while_the_controllers_queues_are_coalesced_at_every_request(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -85,8 +85,10 @@ class ForcedMoves:
 
     def run(self) -> None:
         layout, goal = self._layout, self._goal
-        worked_on = [each for each in self._by_size if layout.is_selected[each] and self._has_work(each)]
-        for partition in worked_on:
+        worked_on = []
+        for partition in self._by_size:
+            if not layout.is_selected[partition] or not self._has_work(partition):
+                continue
             if reason := self._standstill(partition):
                 self._refuse_all(partition, reason)
             else:
@@ -96,11 +98,11 @@ class ForcedMoves:
                 self._increase(partition)
                 # A further replica in its rack may free the rack of one that could not leave before.
                 self._empty(partition)
+                worked_on.append(partition)
         if goal.racks is Racks.IMPROVE and layout.keeps_racks:
             self._improve_racks()
         for partition in worked_on:
-            if self._standstill(partition) is None:
-                self._refuse_stuck(partition)
+            self._refuse_stuck(partition)
         self.unmovable.sort(key=lambda each: (each.topic, each.partition, -1 if each.broker is None else each.broker))
 
     def _must_leave(self, broker: int) -> bool:
