@@ -26,3 +26,12 @@ def read_znode(tree: ZnodeTree, path: str) -> tuple[bytes | None, int] | None:
     except NoNode:
         return None
     return data, stat.version
+
+
+def is_changed_after(zxid: int, tree: ZnodeTree, path: str) -> bool:
+    """Whether a transaction after `zxid` has changed the data of the znode, or deleted it."""
+    try:
+        return tree.get_data(path, ANYBODY)[1].mzxid > zxid
+    except NoNode:
+        parent = path.rpartition("/")[0] or "/"
+        return tree.find(parent) is None or tree.get_data(parent, ANYBODY)[1].pzxid > zxid

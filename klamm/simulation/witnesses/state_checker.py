@@ -15,7 +15,8 @@ controller was elected neither elects leaders nor deletes topics, marks and noti
 its topic or after it: a controller that dies in between leaves the deletion to its successor.
 
 A ZooKeeper that dies may forget only its last transactions, which no client has seen yet; it has every znode that these
-have not changed (`recovered`).
+have not changed (`recovered`). It may also have died while it applied a transaction in steps, which was in its log: it
+has applied that one when it starts, and the rules hold for it as for any other.
 """
 
 import re
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.simulation.machine.process import SimulationFailure
-from klamm.simulation.machine.znodes import ANYBODY, all_znodes, read_znode
+from klamm.simulation.machine.znodes import ANYBODY, all_znodes, is_changed_after, read_znode
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_path
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
@@ -34,7 +35,14 @@ from klamm.znodes.requests import (
     LOG_DIR_EVENTS_PATH,
     delete_topic_path,
 )
-from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
+from klamm.znodes.topics import (
+    TOPICS_PATH,
+    LeaderAndIsr,
+    TopicAssignment,
+    partition_state_path,
+    partitions_path,
+    topic_path,
+)
 from klamm.zookeeper.keeper_exceptions import NoNode
 from klamm.zookeeper.server.tree import ZnodeTree
 
@@ -64,6 +72,8 @@ class StateChecker:
 
     def __init__(self) -> None:
         self._tree = ZnodeTree()
+        # That of the last transaction that this checker was told of; a server dies in the middle of the next.
+        self._zxid = 0
         self._session_id: int | None = None
         self._states: dict[PartitionKey, LeaderAndIsr] = {}
         self._leaders: dict[Leadership, int] = {}
@@ -83,26 +93,29 @@ class StateChecker:
     def recovered(self, tree: ZnodeTree) -> None:
         """The server has started with this tree."""
         for path, data, stat in all_znodes(self._tree):
-            if stat.mzxid <= tree.zxid and (found := read_znode(tree, path)) != (data, stat.version):
+            if stat.mzxid > tree.zxid or (found := read_znode(tree, path)) == (data, stat.version):
+                continue
+            if not is_changed_after(self._zxid, tree, path):
                 raise SimulationFailure(
                     f"{path} was {data!r} in version {stat.version} at zxid {stat.mzxid}; a ZooKeeper that has started"
                     f" at zxid {tree.zxid} has {found}"
                 )
+        finished, self._zxid = self._zxid, tree.zxid
         self._tree = tree
         self._controller_epoch = self._read_controller_epoch()
         self._marked = self._read_marked()
         owner = self._tree.get_data(CONTROLLER_PATH, ANYBODY)[1].ephemeral_owner if self.exists(CONTROLLER_PATH) else 0
         # An election that is forgotten has not ended the office of the one before.
         self._elected = {id_: None for id_ in self._elected if id_ != owner} | {owner: None} if owner else {}
-        self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
-        for leadership in list(self._leaders):
-            state = self._states.get((leadership.topic, leadership.partition))
-            if state is None or leadership.leader_epoch > state.leader_epoch:
-                del self._leaders[leadership]
+        if tree.zxid > finished:
+            self._check_unfinished(finished)
+        else:
+            self._forget()
 
     def changed(self, tree: ZnodeTree, transaction: str, session_id: int | None = None) -> None:
         """A transaction has been applied to the tree; `session_id` is that of the client who has asked for it."""
         self._tree = tree
+        self._zxid = tree.zxid
         self._session_id = session_id
         if _EPOCH in transaction:
             self._check_controller_epoch()
@@ -191,6 +204,30 @@ class StateChecker:
     def bounced(self) -> list[tuple[PartitionKey, int]]:
         """The replicas that have bounced and have never left the ISR since; none in a cluster that has come to rest."""
         return list(self._bounced)
+
+    # -- after a start of the server ----------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        """Each partition is in the state in which the tree has it, which may be an older one."""
+        self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
+        for leadership in list(self._leaders):
+            state = self._states.get((leadership.topic, leadership.partition))
+            if state is None or leadership.leader_epoch > state.leader_epoch:
+                del self._leaders[leadership]
+
+    def _check_unfinished(self, finished: int) -> None:
+        """Checks what has changed since `finished`, the zxid up to which nothing is forgotten."""
+        self._session_id = None
+        found = [
+            (topic, int(partition)) for topic in self.topics() for partition in self._children(partitions_path(topic))
+        ]
+        for key in dict.fromkeys([*self._states, *found]):
+            if self._read(key) != self._states.get(key):
+                self._check_partition(key)
+        for broker_id, epoch in self.broker_epochs().items():
+            if epoch > finished:
+                self._registered(broker_id)
+        self._excuse_bounced()
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 import pytest
 
 from klamm.simulation.machine.process import SimulationFailure
+from klamm.simulation.machine.small_slices import small_slices
 from klamm.simulation.witnesses.state_checker import StateChecker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.messages import OPEN_ACL
@@ -36,10 +37,22 @@ class Server:
     def forget(self, count):
         """ZooKeeper starts again without its last transactions."""
         del self.txns[-count:]
+        self.restart()
+
+    def restart(self):
         self.tree = ZnodeTree()
         for txn in self.txns:
             self.tree.apply(txn, self.tree.zxid + 1, 0)
         self.checker.recovered(self.tree)
+
+    def die_within(self, txn, steps):
+        """ZooKeeper dies when it has made so many of the transaction's changes, and starts again."""
+        with small_slices():
+            applying = self.tree.apply_steps(txn, self.tree.zxid + 1, 0)
+            for _ in range(steps):
+                next(applying)
+        self.txns.append(txn)
+        self.restart()
 
     def apply(self, txn, session_id=None):
         self.txns.append(txn)
@@ -254,4 +267,46 @@ def test_a_server_that_starts_again_knows_what_its_last_transactions_have_not_ch
     lost.create("/other", None)
     lost.create("/another", None)
     with pytest.raises(SimulationFailure, match=r"0/state was b.*; a ZooKeeper that has started at .* has None"):
+        server.checker.recovered(lost.tree)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_server_that_dies_within_a_transaction_has_applied_it_when_it_starts_again(server, steps):
+    server.create("/brokers/ids", None)
+    server.register(1)
+    server.create("/gone", None)
+    server.die_within(
+        MultiTxn(
+            (
+                DeleteTxn("/gone"),
+                SetDataTxn(STATE, LeaderAndIsr(2, 4, (2, 1), 2).encode(), 1),
+                SetDataTxn("/brokers/topics/t", TopicAssignment({0: (2, 1)}).encode(), 1),
+            )
+        ),
+        steps,
+    )
+    assert server.checker.leader_of("t", 0, 4) == 2
+
+
+def test_a_transaction_within_which_the_server_died_is_checked(server):
+    wrong = MultiTxn((SetDataTxn("/brokers", b"", 1), SetDataTxn(STATE, LeaderAndIsr(2, 3, (2, 1), 2).encode(), 1)))
+    with pytest.raises(SimulationFailure, match="another leader has the same epoch"):
+        server.die_within(wrong, 1)
+
+
+def test_a_broker_registered_in_a_transaction_within_which_the_server_died_has_bounced(server):
+    server.create("/brokers/ids", None)
+    server.register(1)
+    assert (("t", 0), 2) not in server.checker.bounced()
+    server.die_within(MultiTxn((CreateTxn("/brokers/ids/2", b"", OPEN_ACL, 0, 0), SetDataTxn("/brokers", b"", 1))), 1)
+    assert (("t", 0), 2) in server.checker.bounced()
+
+
+def test_what_a_transaction_within_which_the_server_died_has_not_changed_is_there(server):
+    server.create("/other", b"old")
+    lost = Server()
+    lost.create(STATE, FIRST.encode())
+    lost.create("/other", b"new")
+    lost.create("/another", None)
+    with pytest.raises(SimulationFailure, match="/other was b'old'"):
         server.checker.recovered(lost.tree)
