@@ -27,7 +27,7 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord
+from klamm.client.producer.producer import Producer, ProducerRecord
 from klamm.faults.local_cluster import ClusterUnderFaults
 from klamm.faults.servers import PRELOAD
 from klamm.processes.helper import Helper

@@ -43,9 +43,9 @@ from rich.table import Table
 from sides import KAFKA_OPTIONS, KlammBroker, RealZooKeeper, kafka_jars, listener, number, process_cpu_seconds
 
 from klamm.base.system_environment import SystemEnvironment
+from klamm.client.consumer.group_member import Membership, heartbeat_request, join_request, sync_request
+from klamm.client.consumer.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.client.fan_out import find_coordinator_request
-from klamm.client.group_member import Membership, heartbeat_request, join_request, sync_request
-from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.net.client import ClientError, Connection, connect
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request

@@ -78,7 +78,10 @@ _CONNECTION = (
     ("            self._traffic.started += self._started - REQUESTS_PER_SLICE\n", ""),
 )
 _DISPATCHER = (
-    ("from klamm.net.exchange import", "from klamm.net.stopwatch import NO_WATCH\nfrom klamm.net.exchange import"),
+    (
+        "from klamm.net.server.exchange import",
+        "from klamm.net.stopwatch import NO_WATCH\nfrom klamm.net.server.exchange import",
+    ),
     (
         "        self, connection: ServerConnection, frame: bytearray, exchange: Exchange\n",
         "        self, connection: ServerConnection, frame: bytearray, exchange: Any = NO_WATCH\n",
@@ -111,8 +114,8 @@ _DISPATCHER = (
     ("        await exchange.measured(in_slices(request.api.statistics.count_errors(result)))\n", ""),
 )
 REPLACEMENTS = {
-    "net/exchange.py": _EXCHANGE,
-    "net/server_connection.py": _CONNECTION,
+    "net/server/exchange.py": _EXCHANGE,
+    "net/server/server_connection.py": _CONNECTION,
     "net/stopwatch.py": (('T = TypeVar("T")\n', 'T = TypeVar("T")\n' + _NO_WATCH),),
     "broker/requests/dispatcher.py": _DISPATCHER,
     "protocol/messages.py": (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from klamm.base.visible import visible
 from klamm.client.admin.topics import describe_topics
-from klamm.client.fetching import Answer, FetchFrom, fetch, readable_batches
+from klamm.client.consumer.fetching import Answer, FetchFrom, fetch, readable_batches
 from klamm.cockpit.value_texts import SHOWN_BYTES, decoded_record, value_text
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType, decompress

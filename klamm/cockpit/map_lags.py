@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from klamm.client.admin.log_dirs import TopicPartitionReplica
-from klamm.client.offsets import ListedOffset, list_replica_offsets
+from klamm.client.consumer.offsets import ListedOffset, list_replica_offsets
 from klamm.cockpit.page_json import encoded_json
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from klamm.client.admin.groups import list_groups
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.admin.reassignments import PartitionReassignment
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import ONE_ATTEMPT, ListedOffset, list_consumer_group_offsets, list_replica_offsets
 from klamm.client.coordinated import listed
 from klamm.client.fan_out import CoordinatorType
-from klamm.client.offsets import ONE_ATTEMPT, ListedOffset, list_consumer_group_offsets, list_replica_offsets
 from klamm.diagnosis.cluster_view import ClusterView, read_cluster
 from klamm.diagnosis.election_plans import Committed, Scope, UncleanPlan, leaderless, unclean_plan
 from klamm.net.client import ClientError

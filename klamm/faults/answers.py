@@ -57,8 +57,8 @@ from klamm.faults.request_subjects import (
     without,
 )
 from klamm.faults.tally import Tally
-from klamm.net.exchange import AnswerOnly, InvalidRequest
-from klamm.net.server_connection import ServerConnection
+from klamm.net.server.exchange import AnswerOnly, InvalidRequest
+from klamm.net.server.server_connection import ServerConnection
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -27,7 +27,7 @@ from klamm.base.slices import SLICE, Slices, Steps, begin, each, in_slices, slic
 from klamm.base.tasks import OnFailure, start_task
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
-from klamm.net.response_memory import ResponseMemory
+from klamm.net.server.response_memory import ResponseMemory
 from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.options import ClientOptions
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.threads import call

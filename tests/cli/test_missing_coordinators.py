@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.producer import ProducerRecord
-from klamm.client.transactional_producer import TransactionalProducer
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.transactional_producer import TransactionalProducer
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME
 from support.command_world import CommandWorld, Ended

@@ -23,9 +23,7 @@ from klamm.client.admin.topics import (
     describe_topics,
 )
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.client.fan_out import checked
-from klamm.client.metadata import PartitionMetadata
-from klamm.client.offsets import (
+from klamm.client.consumer.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
     delete_consumer_group_offsets,
@@ -33,6 +31,8 @@ from klamm.client.offsets import (
     list_offsets,
     list_replica_offsets,
 )
+from klamm.client.fan_out import checked
+from klamm.client.metadata import PartitionMetadata
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.config.definition import ConfigSource

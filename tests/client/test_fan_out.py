@@ -15,8 +15,8 @@ from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.admin.reassignments import list_partition_reassignments
 from klamm.client.admin.topics import CreatedTopic, NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
 from klamm.client.fan_out import checked, error_of, fan_out
-from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
 from klamm.client.retries import RetryPolicy
 from klamm.net.client import ClientError, ConnectFailed, Connection, Disconnected, UnsupportedVersion
 from klamm.protocol.api_keys import ApiKey

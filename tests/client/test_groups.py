@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from klamm.client.admin.groups import Coordinator, GroupListing, describe_groups, list_groups
-from klamm.client.fan_out import checked
-from klamm.client.offsets import (
+from klamm.client.consumer.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
     delete_consumer_group_offsets,
     list_consumer_group_offsets,
 )
+from klamm.client.fan_out import checked
 from klamm.net.client import UnsupportedVersion
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.describe_groups import DescribeGroupsResponse

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from klamm.base.system_environment import SystemEnvironment
-from klamm.client.batches import TransactionFailed
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord
-from klamm.client.transactional_producer import TransactionalProducer
+from klamm.client.producer.batches import TransactionFailed
+from klamm.client.producer.producer import Producer, ProducerRecord
+from klamm.client.producer.transactional_producer import TransactionalProducer
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnResponse, AddPartitionsToTxnTopicResult
 from klamm.protocol.apis.end_txn import EndTxnResponse

@@ -33,7 +33,7 @@ from klamm.client.admin.transaction_admin import (
     list_transactions,
 )
 from klamm.client.cluster import ClusterClient
-from klamm.client.offsets import (
+from klamm.client.consumer.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
     delete_consumer_group_offsets,
@@ -41,12 +41,12 @@ from klamm.client.offsets import (
     list_offsets,
 )
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.prepared_transactions import end_prepared
-from klamm.client.producer import OnCompletion, Producer, ProducerRecord
+from klamm.client.producer.prepared_transactions import end_prepared
+from klamm.client.producer.producer import OnCompletion, Producer, ProducerRecord
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import State
 from klamm.client.retries import RetryPolicy
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import State
 from klamm.client.verification.verifier import Replicated, VerifyOptions, verify_replicas
 from klamm.net.client import ClientError, ConnectionOptions
 from klamm.protocol.api_keys import ApiKey

@@ -11,9 +11,9 @@ import pytest
 
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.client.consumer import Consumer
+from klamm.client.consumer.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
+from klamm.client.producer.producer import Producer, ProducerRecord, RecordMetadata
 from klamm.client.properties import parse_addresses
 from klamm.processes.helper import Helper
 from klamm.protocol.record.compression import CompressionType

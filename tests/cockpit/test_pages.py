@@ -13,7 +13,12 @@ from klamm.access.clients import command_options
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.cluster import make_client
-from klamm.client.offsets import ListedOffset, OffsetAndMetadata, alter_consumer_group_offsets, list_replica_offsets
+from klamm.client.consumer.offsets import (
+    ListedOffset,
+    OffsetAndMetadata,
+    alter_consumer_group_offsets,
+    list_replica_offsets,
+)
 from klamm.cockpit import map_lags
 from klamm.cockpit.map_lags import UNKNOWN
 from klamm.cockpit.partition_map import PartitionMap

@@ -15,8 +15,8 @@ from klamm.client.admin.delete_records import TO_HIGH_WATERMARK, delete_records
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient, make_client
+from klamm.client.consumer.offsets import list_replica_offsets
 from klamm.client.fan_out import checked
-from klamm.client.offsets import list_replica_offsets
 from klamm.client.options import ClientOptions
 from klamm.client.properties import parse_addresses
 from klamm.protocol.apis.fetch import FetchRequest

@@ -14,13 +14,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient, make_client
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets, offset_fetch_request
 from klamm.client.fan_out import coordinators, error_of, fan_out
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, offset_fetch_request
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.prepared_transactions import end_prepared
+from klamm.client.producer.prepared_transactions import end_prepared
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactional_producer import TransactionalProducer
 from klamm.client.properties import parse_addresses
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactional_producer import TransactionalProducer
 from klamm.coordinator.groups.group_records import OffsetKey, read_key, read_offset_value
 from klamm.net.client import Connection
 from klamm.protocol.error_codes import ErrorCode, KafkaError

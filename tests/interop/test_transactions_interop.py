@@ -16,17 +16,17 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from klamm.base.system_environment import SystemEnvironment
 from klamm.cli.main import run
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.client.consumer import Consumer
-from klamm.client.group_consumer import GroupConsumer
-from klamm.client.group_member import Membership
+from klamm.client.consumer.consumer import Consumer
+from klamm.client.consumer.group_consumer import GroupConsumer
+from klamm.client.consumer.group_member import Membership
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
-from klamm.client.prepared_transactions import TransactionGone, end_prepared
-from klamm.client.producer import ProducerRecord
+from klamm.client.producer.prepared_transactions import TransactionGone, end_prepared
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.sender import produce_request
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import ProducerFenced, TransactionAborted, TransactionManager
 from klamm.client.properties import parse_addresses
-from klamm.client.sender import produce_request
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import ProducerFenced, TransactionAborted, TransactionManager
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.txn_offset_commit import TxnOffsetCommitRequest
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -15,14 +15,14 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.cli.main import run
 from klamm.client import threads
 from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
-from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.producer import ProducerRecord
+from klamm.client.producer.batches import Identity
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.sender import produce_request
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import TransactionManager
 from klamm.client.properties import parse_addresses
-from klamm.client.sender import produce_request
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import TransactionManager
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.records import Record, build_batch

@@ -25,7 +25,7 @@ from klamm.base.system_environment import SystemEnvironment
 from klamm.cli import main
 from klamm.client import threads
 from klamm.client.cluster import make_client
-from klamm.client.group_consumer import GroupConsumer
+from klamm.client.consumer.group_consumer import GroupConsumer
 from klamm.client.options import GroupOptions
 from klamm.net import client as wire
 from klamm.simulation.cluster.cluster import BROKER_PORT, ZOOKEEPER_PORT, SimulatedCluster

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from klamm.broker.requests.request_metrics import ApiStatistics
-from klamm.net.exchange import Exchange
-from klamm.net.request_memory import RequestMemory
+from klamm.net.server.exchange import Exchange
+from klamm.net.server.request_memory import RequestMemory
 from klamm.protocol.messages import ApiKey
 
 

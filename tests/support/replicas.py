@@ -10,7 +10,7 @@ from uuid import UUID
 from klamm.base.environment import FileSystem
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
-from klamm.net.response_memory import ResponseMemory
+from klamm.net.server.response_memory import ResponseMemory
 from klamm.protocol.apis.fetch import FetchPartition
 from klamm.protocol.apis.leader_and_isr import (
     LeaderAndIsrLiveLeader,

@@ -12,7 +12,7 @@ from klamm.broker.handlers.by_partition import by_partition, sorted_out
 from klamm.broker.handlers.fenced_producers import code_for
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.exchange import AnswerOnly
+from klamm.net.server.exchange import AnswerOnly
 from klamm.protocol.apis.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,

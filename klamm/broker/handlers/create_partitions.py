@@ -11,7 +11,7 @@ from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.broker.topics.topic_admin import NewPartitions
-from klamm.net.exchange import AnswerOnly
+from klamm.net.server.exchange import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType

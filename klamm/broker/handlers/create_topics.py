@@ -13,7 +13,7 @@ from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
 from klamm.broker.topics.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
-from klamm.net.exchange import AnswerOnly
+from klamm.net.server.exchange import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ResourceType

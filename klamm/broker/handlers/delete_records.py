@@ -12,7 +12,7 @@ from klamm.base.slices import Slices, Steps, each, in_slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.exchange import AnswerOnly
+from klamm.net.server.exchange import AnswerOnly
 from klamm.protocol.apis.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import INTERNAL_TOPICS, PartitionKey, ResourceType

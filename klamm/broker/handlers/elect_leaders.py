@@ -13,7 +13,7 @@ from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.request_errors import outcome
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.exchange import AnswerOnly
+from klamm.net.server.exchange import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey, ResourceType

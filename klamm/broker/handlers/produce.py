@@ -19,7 +19,7 @@ from klamm.base.slices import slices as pieces
 from klamm.broker.handlers.by_partition import by_partition
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
-from klamm.net.exchange import AnswerOnly, InvalidRequest
+from klamm.net.server.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compiler.counters import is_large
 from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name

@@ -13,7 +13,7 @@ from klamm.broker.handlers.by_partition import by_topic, named_partitions
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.coordinator.transactions.ports import TransactionMarker
-from klamm.net.exchange import AnswerOnly
+from klamm.net.server.exchange import AnswerOnly
 from klamm.protocol.apis.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey, ResourceType

@@ -25,8 +25,8 @@ from klamm.broker.requests.registry import Request
 from klamm.broker.requests.request_metrics import ApiStatistics, RequestStatistics
 from klamm.broker.requests.security import ANONYMOUS, Client, Operation
 from klamm.broker.requests.services import Services
-from klamm.net.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Response
-from klamm.net.server_connection import ServerConnection
+from klamm.net.server.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Response
+from klamm.net.server.server_connection import ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsResponse
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -14,7 +14,7 @@ from klamm.broker.request_errors import outcome
 from klamm.broker.requests.api import Api, CountedApi
 from klamm.broker.requests.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.broker.requests.services import Services
-from klamm.net.server_connection import ServerConnection
+from klamm.net.server.server_connection import ServerConnection
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, response_class
 from klamm.protocol.schema import Answered, Struct, fields_of

@@ -32,7 +32,7 @@ from typing import Any
 
 from klamm.base.metrics import QUANTILES, RESERVOIR_SIZE, Distribution, MetricName, Metrics, quantiles_of
 from klamm.base.slices import Steps
-from klamm.net.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Exchange, Measurements
+from klamm.net.server.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Exchange, Measurements
 from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey

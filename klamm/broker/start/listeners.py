@@ -21,11 +21,11 @@ from klamm.config.broker import BrokerConfig, listener_reasons
 from klamm.config.current import CurrentConfig
 from klamm.config.listeners import Listener
 from klamm.net.addresses import addresses_of
-from klamm.net.connection_quotas import ConnectionLimits, ConnectionQuotas, QuotaSettings
-from klamm.net.request_queue import RequestQueue
-from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import SocketServer
-from klamm.net.server_connection import ServerLimits
+from klamm.net.server.connection_quotas import ConnectionLimits, ConnectionQuotas, QuotaSettings
+from klamm.net.server.request_queue import RequestQueue
+from klamm.net.server.response_memory import ResponseMemory
+from klamm.net.server.server import SocketServer
+from klamm.net.server.server_connection import ServerLimits
 from klamm.protocol.messages import request_size_limit
 
 # How long a stop waits for pending requests.

@@ -62,7 +62,7 @@ from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.groups.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.transactions import transaction_metrics
 from klamm.coordinator.transactions.coordinator import TransactionCoordinator
-from klamm.net.response_memory import ResponseMemory
+from klamm.net.server.response_memory import ResponseMemory
 from klamm.plugins.policies import AlterConfigRequest, NewTopicRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME, PartitionKey

@@ -165,7 +165,7 @@ def delete_offsets(
     cluster: TimedOptions,
 ) -> None:
     """Delete a group's committed offsets of topics that it does not consume now."""
-    from klamm.client.offsets import delete_consumer_group_offsets
+    from klamm.client.consumer.offsets import delete_consumer_group_offsets
 
     wanted = [parse_topic(each) for each in topic]
     with cluster.client() as client:
@@ -398,7 +398,7 @@ def _trouble(what: str, error: KafkaError) -> Line:
 
 def committed_by(client: ClientInThread, names: Iterable[str]) -> dict[str, dict[TopicPartition, int] | KafkaError]:
     """The offsets that each group has committed."""
-    from klamm.client.offsets import list_consumer_group_offsets
+    from klamm.client.consumer.offsets import list_consumer_group_offsets
 
     return {
         name: offsets if isinstance(offsets, KafkaError) else {key: each.offset for key, each in offsets.items()}
@@ -408,7 +408,7 @@ def committed_by(client: ClientInThread, names: Iterable[str]) -> dict[str, dict
 
 def commit(client: ClientInThread, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
     """Commits for a group without members; returns the errors of the refused partitions."""
-    from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+    from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 
     wanted = {key: OffsetAndMetadata(offset) for key, offset in offsets.items()}
     results = client.call(alter_consumer_group_offsets, group, wanted)
@@ -430,7 +430,7 @@ def log_offsets(
     client: ClientInThread, partitions: Iterable[TopicPartition], timestamp: int
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KafkaError]]:
     """The first offset at or after this time of each partition, or an end of its log; and the errors."""
-    from klamm.client.offsets import list_offsets
+    from klamm.client.consumer.offsets import list_offsets
 
     results = client.call(list_offsets, dict.fromkeys(sorted(set(partitions)), timestamp))
     missing = {key: each for key, each in results.items() if isinstance(each, KafkaError)}

@@ -26,8 +26,8 @@ from klamm.protocol.error_codes import KafkaError
 
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
-    from klamm.client.consumer import Consumer
-    from klamm.client.group_consumer import CommitFailed, GroupConsumer
+    from klamm.client.consumer.consumer import Consumer
+    from klamm.client.consumer.group_consumer import CommitFailed, GroupConsumer
     from klamm.client.options import ConsumerOptions, GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
@@ -82,7 +82,7 @@ def consume(
         timestamp=print_timestamp,
         separator=parse_separator("--separator", separator),
     )
-    from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.consumer.group_consumer import GroupConsumer
     from klamm.client.properties import group_options
 
     properties = command_properties(cluster.command_config)
@@ -173,8 +173,8 @@ async def _start(
     timeout_ms: int | None,
 ) -> "Consumer | GroupConsumer":
     """A member of the group, or a consumer of the named partitions, or of all."""
-    from klamm.client.consumer import Consumer
-    from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.consumer.consumer import Consumer
+    from klamm.client.consumer.group_consumer import GroupConsumer
     from klamm.protocol.vocabulary import TopicPartition
 
     existing = await _existing_partitions(client, topic)
@@ -193,7 +193,7 @@ async def _start(
 
 async def _commit(consumer: "GroupConsumer") -> "CommitFailed | None":
     """The error if the group has given the partitions to others; the next owner writes the records again."""
-    from klamm.client.group_consumer import CommitFailed
+    from klamm.client.consumer.group_consumer import CommitFailed
 
     try:
         await consumer.commit()
@@ -206,8 +206,8 @@ async def _unread(client: "ClusterClient", consumer: "Consumer | GroupConsumer")
     """What may have records that the consumer could not get, and why: no record is no sign that there is none."""
     import asyncio
 
-    from klamm.client.group_consumer import GroupConsumer
-    from klamm.client.offsets import ONE_ATTEMPT, list_offsets
+    from klamm.client.consumer.group_consumer import GroupConsumer
+    from klamm.client.consumer.offsets import ONE_ATTEMPT, list_offsets
     from klamm.protocol.vocabulary import LATEST_TIMESTAMP
 
     if isinstance(consumer, GroupConsumer) and consumer.generation_id < 0:
@@ -251,8 +251,8 @@ async def _check_offset(
     """
     import asyncio
 
+    from klamm.client.consumer.offsets import list_offsets
     from klamm.client.fan_out import checked
-    from klamm.client.offsets import list_offsets
     from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
     try:

@@ -29,8 +29,8 @@ from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
 if TYPE_CHECKING:
     from klamm.client.cluster import ClusterClient
     from klamm.client.options import ClientOptions, ProducerOptions
-    from klamm.client.producer import Producer, RecordMetadata
-    from klamm.client.transactional_producer import TransactionalProducer
+    from klamm.client.producer.producer import Producer, RecordMetadata
+    from klamm.client.producer.transactional_producer import TransactionalProducer
 
 PENDING_LIMIT_BYTES = 64 * 1024 * 1024
 LINGER_MS = 5
@@ -154,8 +154,8 @@ async def _start(
     with_headers: bool,
 ) -> "Lines":
     from klamm.base.system_environment import SystemEnvironment
-    from klamm.client.producer import Producer
-    from klamm.client.transactional_producer import TransactionalProducer
+    from klamm.client.producer.producer import Producer
+    from klamm.client.producer.transactional_producer import TransactionalProducer
 
     is_transactional = options.transactional_id is not None
     producer = (TransactionalProducer if is_transactional else Producer)(client, options, SystemEnvironment())
@@ -210,7 +210,7 @@ class Lines:
 
     async def send(self, lines: Sequence[bytes]) -> None:
         """Sends a record for each line, up to the first that cannot be sent, as soon as there is room for them."""
-        from klamm.client.producer import ProducerRecord
+        from klamm.client.producer.producer import ProducerRecord
         from klamm.protocol.error_codes import KafkaError
 
         for line in lines:
@@ -237,7 +237,7 @@ class Lines:
 
     async def end(self) -> None:
         """Returns when every record is delivered or has failed. Then a transaction is committed, or else aborted."""
-        from klamm.client.producer import Producer
+        from klamm.client.producer.producer import Producer
 
         if isinstance(self._producer, Producer):
             await self._producer.flush()
@@ -245,7 +245,7 @@ class Lines:
             await self._end_transaction(self._producer)
 
     async def _end_transaction(self, producer: "TransactionalProducer") -> None:
-        from klamm.client.transactions import ProducerEnded, TransactionAborted
+        from klamm.client.producer.transactions import ProducerEnded, TransactionAborted
         from klamm.net.client import ClientError
         from klamm.protocol.error_codes import KafkaError
 

@@ -254,7 +254,7 @@ def force_terminate(
     cluster: PatientOptions,
 ) -> None:
     """Abort the open or prepared transaction of a transactional id, and fence its producer."""
-    from klamm.client.transactions import TransactionManager
+    from klamm.client.producer.transactions import TransactionManager
 
     with cluster.client() as client:
         described = client.call(_described, transactional_id)

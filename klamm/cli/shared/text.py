@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from klamm.client.consumer import ConsumerRecord
+    from klamm.client.consumer.consumer import ConsumerRecord
 
 HEADERS_END = b"\t"
 READ_SIZE_BYTES = 1 << 20

@@ -17,7 +17,7 @@ from klamm.client.admin.configs import (
 from klamm.client.admin.log_dirs import TopicPartitionReplica
 from klamm.client.admin.topics import NewPartitions, create_partitions
 from klamm.client.cluster import ClusterClient
-from klamm.client.offsets import ListedOffset, list_replica_offsets
+from klamm.client.consumer.offsets import ListedOffset, list_replica_offsets
 from klamm.config.definition import ConfigSource
 from klamm.diagnosis.cluster_facts import TOPICS_AT_ONCE
 from klamm.diagnosis.cluster_view import ClusterView, PartitionView, read_cluster

@@ -17,8 +17,8 @@ from itertools import accumulate
 
 from klamm.base.tasks import start_task
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import Asked, list_offsets_of_leader
 from klamm.client.fan_out import by_topic
-from klamm.client.offsets import Asked, list_offsets_of_leader
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.verification.compare import Window
 from klamm.client.verification.partition import Answer, Failed, OutOfRange

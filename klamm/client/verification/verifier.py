@@ -19,8 +19,8 @@ from typing import NamedTuple
 from klamm.client.admin.configs import ConfigResource, describe_configs
 from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import list_offsets
 from klamm.client.metadata import PartitionMetadata
-from klamm.client.offsets import list_offsets
 from klamm.client.retries import RetryPolicy
 from klamm.client.verification.compare import Difference
 from klamm.client.verification.fetcher import ReplicaFetcher

@@ -21,7 +21,7 @@ async def read_groups(client: "ClusterClient") -> Sequence[Mapping[str, Any]]:
     Raises ClientError and KafkaError.
     """
     from klamm.client.admin.groups import describe_groups, list_groups
-    from klamm.client.offsets import list_consumer_group_offsets, list_offsets
+    from klamm.client.consumer.offsets import list_consumer_group_offsets, list_offsets
     from klamm.protocol.vocabulary import LATEST_TIMESTAMP
 
     listed = await list_groups(client)

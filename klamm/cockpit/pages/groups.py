@@ -7,8 +7,8 @@ from typing import Any, Final
 from klamm.client.admin.groups import describe_groups, list_groups
 from klamm.client.admin.transaction_admin import describe_transactions, list_transactions
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import list_consumer_group_offsets, list_offsets
 from klamm.client.fan_out import checked
-from klamm.client.offsets import list_consumer_group_offsets, list_offsets
 from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client, with_errors
 from klamm.diagnosis.groups import members_value, partition_rows, state_value
 from klamm.net.http import Answer, Handler, Request

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import Final
 
 from klamm.base.visible import visible
+from klamm.client.consumer.offsets import list_offsets
 from klamm.client.fan_out import checked
-from klamm.client.offsets import list_offsets
 from klamm.cockpit.browsing import MAX_RECORDS, Page, Reader
 from klamm.cockpit.page_api import (
     PATIENCE,

@@ -15,7 +15,7 @@ from klamm.access.clients import error_line
 from klamm.client.admin.log_dirs import describe_log_dirs
 from klamm.client.admin.reassignments import PartitionReassignment
 from klamm.client.cluster import ClusterClient
-from klamm.client.offsets import ListedOffset, list_offsets
+from klamm.client.consumer.offsets import ListedOffset, list_offsets
 from klamm.cockpit.page_api import PATIENCE, Cockpit, json_response, live_client, moving_of, number, with_errors
 from klamm.cockpit.partition_facts import ONCE
 from klamm.cockpit.partition_map import PartitionMap

@@ -40,7 +40,7 @@ from klamm.faults.network.lanes import CLEAR, Conditions, Draw
 from klamm.faults.network.tap import Tap
 from klamm.faults.tally import Tally
 from klamm.net.framing import ReceiveBuffer
-from klamm.net.server_connection import ServerConnection
+from klamm.net.server.server_connection import ServerConnection
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.messages import ApiKey
 

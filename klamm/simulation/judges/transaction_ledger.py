@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from klamm.client.batches import NO_IDENTITY, Identity
+from klamm.client.producer.batches import NO_IDENTITY, Identity
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.record_batch import NO_PRODUCER_ID, iterate_batches
 from klamm.protocol.record.records import ControlRecordType, decode_end_transaction_marker, decode_records

@@ -21,7 +21,7 @@ from klamm.client.admin.log_dirs import TopicPartitionReplica, alter_replica_log
 from klamm.client.admin.quotas import CLIENT_ID, USER, QuotaEntity, alter_client_quotas
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.admin.topics import NewPartitions, create_partitions
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Iterable, Mapping
 
-from klamm.client.fetching import FetchFrom, fetch_request
+from klamm.client.consumer.fetching import FetchFrom, fetch_request
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record.record_batch import NO_SEQUENCE, iterate_batches
 from klamm.protocol.record.records import Record, build_batch

@@ -25,8 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fan_out import find_coordinator_request
-from klamm.client.group_member import (
+from klamm.client.consumer.group_member import (
     Membership,
     commit_request,
     heartbeat_request,
@@ -34,7 +33,8 @@ from klamm.client.group_member import (
     leave_request,
     sync_request,
 )
-from klamm.client.offsets import offset_fetch_request
+from klamm.client.consumer.offsets import offset_fetch_request
+from klamm.client.fan_out import find_coordinator_request
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import ClientError, Connection
 from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name

@@ -16,17 +16,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
-from klamm.client.consumer import ConsumerRecord
-from klamm.client.group_consumer import GroupConsumer
+from klamm.client.consumer.consumer import ConsumerRecord
+from klamm.client.consumer.group_consumer import GroupConsumer
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
-from klamm.client.prepared_transactions import TransactionGone, end_prepared
-from klamm.client.producer import ProducerRecord
+from klamm.client.producer.batches import Identity
+from klamm.client.producer.prepared_transactions import TransactionGone, end_prepared
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import ProducerEnded, TransactionAborted
 from klamm.client.retries import RETRIABLE_ERRORS
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import ProducerEnded, TransactionAborted
 from klamm.net.client import ClientError, ConnectionOptions
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType

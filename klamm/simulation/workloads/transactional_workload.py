@@ -10,9 +10,9 @@ from functools import partial
 from itertools import cycle
 
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.fetching import FetchFrom, fetch_request, readable_batches
+from klamm.client.consumer.offsets import offset_fetch_request
 from klamm.client.fan_out import coordinators, error_of, fan_out
-from klamm.client.fetching import FetchFrom, fetch_request, readable_batches
-from klamm.client.offsets import offset_fetch_request
 from klamm.client.retries import RetryPolicy
 from klamm.net.client import ClientError, Connection
 from klamm.protocol.error_codes import ErrorCode, KafkaError

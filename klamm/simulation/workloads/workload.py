@@ -20,9 +20,9 @@ from typing import Any
 from klamm.base.environment import Buffer
 from klamm.client.admin.topics import NewTopic, create_topics, delete_topics
 from klamm.client.cluster import ClusterClient
-from klamm.client.fetching import FetchFrom, fetch_request
+from klamm.client.consumer.fetching import FetchFrom, fetch_request
+from klamm.client.producer.sender import init_producer_id, produce_request
 from klamm.client.retries import RETRIABLE_ERRORS
-from klamm.client.sender import init_producer_id, produce_request
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey

@@ -37,12 +37,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from klamm.base.system_environment import SystemEnvironment, SystemFileSystem
-from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_offsets
 from klamm.client.fan_out import checked
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_offsets
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.sender import Sender
+from klamm.client.producer.batches import Identity
+from klamm.client.producer.sender import Sender
 from klamm.client.threads import call
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import KafkaError

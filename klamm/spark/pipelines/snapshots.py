@@ -6,8 +6,8 @@ Source: KIP-133 (configs), KIP-211 and KIP-98 for what a group's offsets are.
 from klamm.client.admin.configs import ConfigResource, describe_configs
 from klamm.client.admin.groups import list_groups
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import list_consumer_group_offsets
 from klamm.client.fan_out import checked
-from klamm.client.offsets import list_consumer_group_offsets
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.threads import call
 from klamm.config.definition import ConfigSource

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fetching import NOT_OF_THIS_ID, FetchFrom, fetch
+from klamm.client.consumer.fetching import NOT_OF_THIS_ID, FetchFrom, fetch
+from klamm.client.consumer.offsets import asked_at, list_offsets_of_leader
 from klamm.client.metadata import PartitionMetadata
-from klamm.client.offsets import asked_at, list_offsets_of_leader
 from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.client.threads import Work, start

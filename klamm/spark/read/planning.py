@@ -22,9 +22,9 @@ from typing import Any
 
 from klamm.base.patterns import Pattern
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import list_offsets
 from klamm.client.fan_out import checked
 from klamm.client.metadata import TopicMetadata
-from klamm.client.offsets import list_offsets
 from klamm.client.threads import call
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import (

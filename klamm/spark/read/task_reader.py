@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fetching import Answer, Fetched, FetchFrom, fetch
+from klamm.client.consumer.fetching import Answer, Fetched, FetchFrom, fetch
 from klamm.client.threads import call, start
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.error_codes import ErrorCode, KafkaError

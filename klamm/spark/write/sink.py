@@ -9,7 +9,7 @@ What must stay true:
 - A task succeeds only when all in-sync replicas have every one of its records.
 - At least once: Spark repeats a failed task, and a micro-batch whose success it does not know; records of the failed
   attempt stay in the topic. Within one attempt no row is written twice, and a partition keeps the order of the
-  attempt's rows, whatever happens to brokers meanwhile (`klamm.client.sender`).
+  attempt's rows, whatever happens to brokers meanwhile (`klamm.client.producer.sender`).
 - With `kafka.transactional.id` exactly once, as `transactions.py` says. Spark makes the writers anew for each step, so
   they keep nothing that is not in the checkpoint.
 - Nothing heavy is imported before the first record is written: Spark makes the writers for the driver.

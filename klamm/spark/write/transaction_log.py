@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from klamm.client.transaction_requests import PreparedTransaction
+from klamm.client.producer.transaction_requests import PreparedTransaction
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.files import Files, FilesError, files_at
 from klamm.spark.options import OptionError

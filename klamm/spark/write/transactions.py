@@ -74,7 +74,7 @@ from klamm.client.admin.configs import ConfigEntry, ConfigResource, describe_con
 from klamm.client.admin.transaction_admin import list_transactions
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions
-from klamm.client.prepared_transactions import TransactionGone, end_prepared, fence, require_prepared
+from klamm.client.producer.prepared_transactions import TransactionGone, end_prepared, fence, require_prepared
 from klamm.net.client import ClientError, UnsupportedVersion
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType

@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 from klamm.base.environment import Environment
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client import threads as network
-from klamm.client.batches import NO_IDENTITY, Identity, PartitionBatch
 from klamm.client.cluster import ClusterClient
-from klamm.client.sender import Sender
-from klamm.client.topic_partitions import describe_topics
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactions import State, TransactionManager
+from klamm.client.producer.batches import NO_IDENTITY, Identity, PartitionBatch
+from klamm.client.producer.sender import Sender
+from klamm.client.producer.topic_partitions import describe_topics
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactions import State, TransactionManager
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.record_batch import HEADER_SIZE_BYTES, NO_SEQUENCE, advance_sequence

@@ -10,7 +10,7 @@ import pytest
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.dynamic import change_problems
-from klamm.net.server import SocketServer
+from klamm.net.server.server import SocketServer
 from klamm.protocol import messages
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import ApiKey

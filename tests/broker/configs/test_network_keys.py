@@ -14,7 +14,7 @@ from klamm.broker.metadata.controller_channel import ControllerChannel
 from klamm.broker.metadata.metadata_cache import MetadataCache
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ConnectFailed
-from klamm.net.server_connection import ServerConnection
+from klamm.net.server.server_connection import ServerConnection
 from klamm.protocol.apis.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.protocol.messages import ApiKey
 from klamm.replication.fetcher.leader_endpoint import LeaderEndpoint

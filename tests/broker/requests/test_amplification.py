@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from klamm.net.response_memory import MAX_SHARE_BYTES
+from klamm.net.server.response_memory import MAX_SHARE_BYTES
 from klamm.protocol.messages import ApiKey
 from support.filled_requests import CASES, ELEMENTS, Filling, frame_of
 from support.group_wire import commit_request, find_coordinator, join_fully, sync

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from klamm.net.server_connection import WRITE_BUFFER_HIGH_BYTES
+from klamm.net.server.server_connection import WRITE_BUFFER_HIGH_BYTES
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.error_codes import ErrorCode

@@ -24,7 +24,7 @@ from klamm.faults.answers import Answers
 from klamm.faults.commands import FailAnswers
 from klamm.faults.request_subjects import ONE_BY_ONE, PARTITIONED
 from klamm.faults.tally import Tally
-from klamm.net.exchange import AnswerOnly, Response
+from klamm.net.server.exchange import AnswerOnly, Response
 from klamm.protocol import messages
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest

@@ -9,7 +9,7 @@ from klamm.base.slices import in_one_go
 from klamm.broker.handlers import APIS
 from klamm.broker.metrics.prometheus_text import DISTRIBUTIONS_PER_SLICE, render
 from klamm.broker.requests.request_metrics import TOGETHER, ApiStatistics, RequestStatistics
-from klamm.net.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Response
+from klamm.net.server.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Response
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.leader_and_isr import LeaderAndIsrPartitionError, LeaderAndIsrResponse, LeaderAndIsrTopicError

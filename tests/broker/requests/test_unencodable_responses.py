@@ -18,7 +18,7 @@ from klamm.broker.quotas.bounds import QuotaEntity
 from klamm.broker.quotas.client_quotas import ClientQuotas
 from klamm.broker.requests.dispatcher import Dispatcher
 from klamm.broker.requests.registry import registered
-from klamm.net.exchange import AnswerOnly, InvalidRequest
+from klamm.net.server.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.apis.leader_and_isr import (

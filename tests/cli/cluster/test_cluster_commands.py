@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from klamm.cli import main
-from klamm.client.group_consumer import GroupConsumer
-from klamm.client.group_member import leave_request
+from klamm.client.consumer.group_consumer import GroupConsumer
+from klamm.client.consumer.group_member import leave_request
 from klamm.processes.helper import Helper
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster

@@ -17,7 +17,7 @@ from klamm.cli.cluster import live
 from klamm.cli.groups.groups import Found, parse_states, positions
 from klamm.cli.shared.clients import ClientInThread
 from klamm.client.admin.groups import Coordinator, GroupDescription
-from klamm.client.offsets import ListedOffset, OffsetAndMetadata, list_consumer_group_offsets, list_offsets
+from klamm.client.consumer.offsets import ListedOffset, OffsetAndMetadata, list_consumer_group_offsets, list_offsets
 from klamm.processes.tool_errors import ToolError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.error_codes import ErrorCode, KafkaError

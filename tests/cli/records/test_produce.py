@@ -6,8 +6,8 @@ import pytest
 
 from klamm.cli.main import run
 from klamm.cli.records.produce import Lines
-from klamm.client.producer import OnCompletion, ProducerRecord
-from klamm.client.transactional_producer import TransactionalProducer
+from klamm.client.producer.producer import OnCompletion, ProducerRecord
+from klamm.client.producer.transactional_producer import TransactionalProducer
 from klamm.net.client import Disconnected
 from klamm.processes.tool_errors import EXIT_INCOMPLETE, ToolError
 from klamm.protocol.error_codes import ErrorCode, KafkaError

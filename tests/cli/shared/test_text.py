@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from klamm.cli.shared import text
 from klamm.cli.shared.text import BadRecord, RecordFormat, parse_record, parse_separator, record_json, split_records
-from klamm.client.consumer import ConsumerRecord
+from klamm.client.consumer.consumer import ConsumerRecord
 
 
 def a_record(**changes: Any) -> ConsumerRecord:

@@ -21,12 +21,12 @@ from klamm.faults.commands.network import (
 )
 from klamm.faults.network.network import Address, FaultyLoop, Network
 from klamm.faults.tally import Tally
-from klamm.net.connection_quotas import ConnectionQuotas
-from klamm.net.exchange import Exchange, Response
-from klamm.net.request_queue import RequestQueue
-from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import SocketServer
-from klamm.net.server_connection import ServerConnection, ServerLimits
+from klamm.net.server.connection_quotas import ConnectionQuotas
+from klamm.net.server.exchange import Exchange, Response
+from klamm.net.server.request_queue import RequestQueue
+from klamm.net.server.response_memory import ResponseMemory
+from klamm.net.server.server import SocketServer
+from klamm.net.server.server_connection import ServerConnection, ServerLimits
 from klamm.processes.readiness import CLIENT_ID
 from klamm.protocol.messages import ApiKey
 

@@ -18,8 +18,8 @@ from klamm.broker.start.broker import Broker
 from klamm.client.admin.reassignments import alter_partition_reassignments
 from klamm.client.admin.topics import NewTopic, create_topics
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_consumer_group_offsets
 from klamm.client.fan_out import checked
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_consumer_group_offsets
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.net.client import connect
 from klamm.protocol.apis.produce import ProduceRequest

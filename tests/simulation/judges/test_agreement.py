@@ -13,7 +13,7 @@ from klamm.base.slices import in_one_go
 from klamm.broker.configs.handlers import ConfigHandlers
 from klamm.broker.requests.services import Services
 from klamm.client.admin.reassignments import alter_partition_reassignments
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.retries import RetryPolicy
 from klamm.config.topic import TopicConfig
 from klamm.controller.states import PartitionState, ReplicaState

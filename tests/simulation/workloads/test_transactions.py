@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from klamm.client.batches import Identity
+from klamm.client.producer.batches import Identity
 from klamm.coordinator.groups.group_metadata_manager import partition_for
 from klamm.coordinator.groups.transactional_offsets import TransactionalOffsets
 from klamm.coordinator.transactions import coordinator as coordinator_module

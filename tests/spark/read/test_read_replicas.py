@@ -12,7 +12,7 @@ import pytest
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client import read_replicas
 from klamm.client.cluster import ClusterClient, make_client
-from klamm.client.consumer import Consumer
+from klamm.client.consumer.consumer import Consumer
 from klamm.client.metadata import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset
 from klamm.client.properties import parse_addresses

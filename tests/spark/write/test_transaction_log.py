@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.client.transaction_requests import PreparedTransaction
+from klamm.client.producer.transaction_requests import PreparedTransaction
 from klamm.spark.files import FilesError, files_at
 from klamm.spark.options import OptionError
 from klamm.spark.write.transaction_log import Owner, Prepared, Recorded, TransactionLog

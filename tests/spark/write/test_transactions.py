@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark import TaskContext
 
 from klamm.client import threads
-from klamm.client.prepared_transactions import TransactionGone, require_prepared
+from klamm.client.producer.prepared_transactions import TransactionGone, require_prepared
 from klamm.net.client import UnsupportedVersion
 from klamm.protocol.error_codes import KafkaError
 from klamm.spark.files import FilesError

@@ -72,7 +72,7 @@ def test_a_writer_that_is_not_idempotent_asks_for_no_producer_id(cluster, topic,
     async def refused(client):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "no IdempotentWrite")
 
-    monkeypatch.setattr("klamm.client.sender.init_producer_id", refused)
+    monkeypatch.setattr("klamm.client.producer.sender.init_producer_id", refused)
     name = topic(partitions=2)
     values = [b"%d" % number * 100 for number in range(5_000)]
     with record_writer(options(cluster, name, **{"kafka.batch.size": "10000"}, **weaker)) as writer:

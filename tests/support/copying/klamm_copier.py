@@ -16,16 +16,16 @@ import time
 
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
-from klamm.client.consumer import Consumer, ConsumerRecord
-from klamm.client.group_consumer import GroupConsumer
-from klamm.client.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
+from klamm.client.consumer.consumer import Consumer, ConsumerRecord
+from klamm.client.consumer.group_consumer import GroupConsumer
+from klamm.client.consumer.offsets import ListedOffset, list_consumer_group_offsets, list_offsets
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
-from klamm.client.prepared_transactions import end_prepared
-from klamm.client.producer import ProducerRecord
+from klamm.client.producer.prepared_transactions import end_prepared
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
 from klamm.client.properties import parse_addresses
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.compression import CompressionType

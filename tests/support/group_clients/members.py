@@ -301,7 +301,7 @@ class Klamm(Member):
         self._call(self._open)
 
     async def _open(self, client: Any) -> None:
-        from klamm.client.group_consumer import GroupConsumer
+        from klamm.client.consumer.group_consumer import GroupConsumer
         from klamm.client.options import ConsumerOptions, GroupOptions, OffsetReset
 
         async def on_revoked(partitions: list[Any]) -> None:

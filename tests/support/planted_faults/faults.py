@@ -14,9 +14,9 @@ from klamm.base.tasks import start_task
 from klamm.broker.coordinators import coordinator_log
 from klamm.broker.coordinators.coordinator_log import CoordinatorLogSettings, offsets_log_settings
 from klamm.broker.start import parts as broker_parts
-from klamm.client.group_consumer import GroupConsumer
-from klamm.client.group_member import Membership
-from klamm.client.transactions import TransactionManager
+from klamm.client.consumer.group_consumer import GroupConsumer
+from klamm.client.consumer.group_member import Membership
+from klamm.client.producer.transactions import TransactionManager
 from klamm.config.broker import BrokerConfig
 from klamm.controller import isr_flows, reassignment_steps
 from klamm.controller.controller import KafkaController

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.fetching import FetchFrom, fetch_request
+from klamm.client.consumer.fetching import FetchFrom, fetch_request
+from klamm.client.producer.sender import produce_request
 from klamm.client.retries import RetryPolicy
-from klamm.client.sender import produce_request
 from klamm.net.client import Address, ClientError, ConnectionOptions
 from klamm.processes.loop_thread import LoopThread
 from klamm.protocol.apis.fetch import FetchResponse

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from klamm.client.admin.configs import ConfigResource, incremental_alter_configs
-from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.consumer.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType, PartitionKey, TopicPartition
 from klamm.simulation.cluster.cluster import SimulatedBroker, SimulatedCluster

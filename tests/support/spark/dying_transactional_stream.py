@@ -14,7 +14,7 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from klamm.client.prepared_transactions import end_prepared
+from klamm.client.producer.prepared_transactions import end_prepared
 from klamm.spark.options import write_options
 from klamm.spark.source import KlammDataSource
 from klamm.spark.write import transactions

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import CoordinatorType
-from klamm.client.transaction_requests import (
+from klamm.client.producer.transaction_requests import (
     FENCED,
     UNKNOWN_TO_COORDINATOR,
     PreparedTransaction,

@@ -16,12 +16,12 @@ from typing import Any
 from klamm.base.repeated_lines import RepeatedLines
 from klamm.base.system_environment import is_kept_descriptor, open_file_limit
 from klamm.base.tasks import OnFailure
-from klamm.net.connection_quotas import Acceptor, ConnectionQuotas
 from klamm.net.framing import ReceiveBuffer, SizeLimit
-from klamm.net.request_memory import RequestMemory
-from klamm.net.request_queue import RequestQueue
-from klamm.net.response_memory import ResponseMemory
-from klamm.net.server_connection import SIZE_FIELD_BYTES, Dispatch, ServerConnection, ServerLimits, Traffic
+from klamm.net.server.connection_quotas import Acceptor, ConnectionQuotas
+from klamm.net.server.request_memory import RequestMemory
+from klamm.net.server.request_queue import RequestQueue
+from klamm.net.server.response_memory import ResponseMemory
+from klamm.net.server.server_connection import SIZE_FIELD_BYTES, Dispatch, ServerConnection, ServerLimits, Traffic
 
 # A host whose clients have hung up on this many unfinished requests gets no new connection. The bytes of these requests
 # have the same bound as those of one connection. A single larger request does not count: its client may send it again.

@@ -23,15 +23,15 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from klamm.base.environment import Environment
-from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
-from klamm.client.group_member import Membership
-from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.consumer.group_member import Membership
+from klamm.client.consumer.offsets import OffsetAndMetadata
 from klamm.client.options import ProducerOptions
-from klamm.client.producer import OnCompletion, Producer, ProducerRecord
-from klamm.client.topic_partitions import TopicPartitions
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactions import State, TransactionManager
+from klamm.client.producer.batches import Identity
+from klamm.client.producer.producer import OnCompletion, Producer, ProducerRecord
+from klamm.client.producer.topic_partitions import TopicPartitions
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactions import State, TransactionManager
 from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ACKS_ALL, TopicPartition

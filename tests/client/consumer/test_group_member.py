@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from klamm.client.group_member import FormerMembership, GroupMember, MustRejoin
-from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.consumer.group_member import FormerMembership, GroupMember, MustRejoin
+from klamm.client.consumer.offsets import OffsetAndMetadata
 from klamm.client.options import GroupOptions
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.heartbeat import HeartbeatResponse
@@ -26,7 +26,7 @@ OPTIONS = GroupOptions("g", assignors=("roundrobin", "range"))
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.client.group_member.MIN_BACKOFF_S", 0.001)
+    monkeypatch.setattr("klamm.client.consumer.group_member.MIN_BACKOFF_S", 0.001)
 
 
 def joined(error: int = 0, *, member_id: str = "m", leader: str = "l", members: Any = ()) -> tuple[ApiKey, Any]:

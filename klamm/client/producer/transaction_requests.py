@@ -12,11 +12,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from klamm.client.batches import Identity
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.group_member import Membership
+from klamm.client.consumer.offsets import OffsetAndMetadata, committed_topics
 from klamm.client.fan_out import CoordinatorType, Unroutable, by_topic, coordinators, error_of
-from klamm.client.group_member import Membership
-from klamm.client.offsets import OffsetAndMetadata, committed_topics
+from klamm.client.producer.batches import Identity
 from klamm.client.retries import RETRIABLE_ERRORS, Attempts
 from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.apis.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic

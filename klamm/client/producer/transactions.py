@@ -25,12 +25,12 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, Final, NoReturn
 
-from klamm.client.batches import NO_IDENTITY, Identity, Transaction, TransactionFailed
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.group_member import NO_GENERATION, Membership
+from klamm.client.consumer.offsets import OffsetAndMetadata
 from klamm.client.fan_out import CoordinatorType, answers
-from klamm.client.group_member import NO_GENERATION, Membership
-from klamm.client.offsets import OffsetAndMetadata
-from klamm.client.transaction_requests import (
+from klamm.client.producer.batches import NO_IDENTITY, Identity, Transaction, TransactionFailed
+from klamm.client.producer.transaction_requests import (
     FENCED,
     TRANSIENT,
     UNKNOWN_TO_COORDINATOR,

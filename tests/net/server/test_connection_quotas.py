@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from klamm.net.connection_quotas import (
+from klamm.net.server.connection_quotas import (
     MAX_WAITING,
     Acceptor,
     ConnectionLimits,
@@ -107,7 +107,7 @@ async def test_fewer_connections_from_now_on_close_those_beyond() -> None:
 
 
 async def test_thousands_beyond_are_closed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.net.connection_quotas.CLOSED_PER_SLICE", 2)
+    monkeypatch.setattr("klamm.net.server.connection_quotas.CLOSED_PER_SLICE", 2)
     quotas = ConnectionQuotas()
     peers = opened(quotas.acceptor("A"), *"hhhhhh")
     quotas.settings = QuotaSettings(broker=ConnectionLimits(max_connections=1))
@@ -171,7 +171,7 @@ async def test_an_address_that_opens_too_many_is_closed_after_a_delay_and_holds_
 
 
 async def test_only_so_many_wait_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.net.connection_quotas.MAX_DELAYED", 1)
+    monkeypatch.setattr("klamm.net.server.connection_quotas.MAX_DELAYED", 1)
     quotas = ConnectionQuotas(samples=2, window_ms=1000)
     quotas.set_rate_of_host(None, 1)
     assert states(opened(quotas.acceptor("A"), "h", "h", "h")) == [
@@ -182,7 +182,7 @@ async def test_only_so_many_wait_to_be_closed(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_addresses_that_have_come_to_rest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.net.connection_quotas.MANY_ADDRESSES", 3)
+    monkeypatch.setattr("klamm.net.server.connection_quotas.MANY_ADDRESSES", 3)
     quotas = ConnectionQuotas(samples=2, window_ms=1000)
     quotas.set_rate_of_host(None, 1)
     acceptor = quotas.acceptor("A")

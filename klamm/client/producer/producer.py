@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from klamm.base.environment import Environment
-from klamm.client.batches import Batch, Identity, Transaction, TransactionFailed
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
-from klamm.client.partitioner import StickyPartitions, partition_of_key
-from klamm.client.sender import PartitionQueue, Sender
-from klamm.client.topic_partitions import TopicPartitions, describe_topics
+from klamm.client.producer.batches import Batch, Identity, Transaction, TransactionFailed
+from klamm.client.producer.partitioner import StickyPartitions, partition_of_key
+from klamm.client.producer.sender import PartitionQueue, Sender
+from klamm.client.producer.topic_partitions import TopicPartitions, describe_topics
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record.compression import CompressionType

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from klamm.net.connection_quotas import ConnectionQuotas
-from klamm.net.exchange import Answer, AnswerOnly, Exchange, Response
 from klamm.net.framing import FIRST_ALLOCATION_BYTES
-from klamm.net.request_memory import Part, RequestMemory, Sender
-from klamm.net.request_queue import RequestQueue
-from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import SocketServer
-from klamm.net.server_connection import ServerConnection, ServerLimits
+from klamm.net.server.connection_quotas import ConnectionQuotas
+from klamm.net.server.exchange import Answer, AnswerOnly, Exchange, Response
+from klamm.net.server.request_memory import Part, RequestMemory, Sender
+from klamm.net.server.request_queue import RequestQueue
+from klamm.net.server.response_memory import ResponseMemory
+from klamm.net.server.server import SocketServer
+from klamm.net.server.server_connection import ServerConnection, ServerLimits
 
 pytestmark = pytest.mark.loop("virtual")
 

@@ -12,10 +12,10 @@ from uuid import uuid4
 import pytest
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.consumer import Consumer, NoOffset
-from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.consumer.consumer import Consumer, NoOffset
+from klamm.client.consumer.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
+from klamm.client.producer.producer import Producer, ProducerRecord, RecordMetadata
 from klamm.client.retries import RetryPolicy
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
@@ -668,7 +668,7 @@ def test_a_new_leader_with_the_same_log_changes_nothing():
 
 
 def test_a_topic_that_is_gone_is_an_error(monkeypatch):
-    monkeypatch.setattr("klamm.client.consumer.MISSING_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("klamm.client.consumer.consumer.MISSING_TIMEOUT_S", 0.2)
     log = Log().add(*numbers(3))
 
     async def scenario(consumer):

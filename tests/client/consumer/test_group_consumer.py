@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from klamm.client.cluster import ClusterClient
-from klamm.client.consumer import ConsumerRecord
-from klamm.client.group_consumer import CommitFailed, GroupConsumer
-from klamm.client.group_member import GroupMember, Membership
-from klamm.client.offsets import OffsetAndMetadata, list_consumer_group_offsets
+from klamm.client.consumer.consumer import ConsumerRecord
+from klamm.client.consumer.group_consumer import CommitFailed, GroupConsumer
+from klamm.client.consumer.group_member import GroupMember, Membership
+from klamm.client.consumer.offsets import OffsetAndMetadata, list_consumer_group_offsets
 from klamm.client.options import ClientOptions, ConsumerOptions, GroupOptions, OffsetReset, ProducerOptions
-from klamm.client.producer import Producer, ProducerRecord, RecordMetadata
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import TransactionAborted
+from klamm.client.producer.producer import Producer, ProducerRecord, RecordMetadata
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import TransactionAborted
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import READ_COMMITTED, TopicPartition
@@ -652,7 +652,7 @@ def test_a_member_whose_on_revoked_fails_leaves_the_group(way: str) -> None:
 def test_a_topic_that_is_created_later_is_read_soon_and_other_subscriptions_cause_no_rebalance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("klamm.client.group_consumer.METADATA_MAX_AGE_S", 20.0)
+    monkeypatch.setattr("klamm.client.consumer.group_consumer.METADATA_MAX_AGE_S", 20.0)
 
     async def scenario(stage: Stage) -> None:
         first = GroupConsumer(stage.client, group_options(), [TOPIC, "later"], OPTIONS)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from klamm.net.response_memory import Receiver, ResponseMemory
+from klamm.net.server.response_memory import Receiver, ResponseMemory
 
 pytestmark = pytest.mark.loop("virtual")
 

@@ -1,7 +1,7 @@
 """Sends batches of records to their partitions' leaders until they are acknowledged. Every producer uses it.
 
 A batch comes sealed, with its producer id and sequence numbers (`PartitionBatch`, from Spark), or the sender seals it
-when it is sent for the first time (`Batch.seal`, from `klamm.client.producer`). `batches.py` has both kinds.
+when it is sent for the first time (`Batch.seal`, from `klamm.client.producer.producer`). `batches.py` has both kinds.
 A `Sender` and the `PartitionQueue` of each partition need each other, so they are in one module.
 
 What must stay true:
@@ -37,7 +37,9 @@ from itertools import islice
 from typing import Any
 
 from klamm.base.tasks import start_task
-from klamm.client.batches import (
+from klamm.client.cluster import ClusterClient
+from klamm.client.options import ProducerOptions
+from klamm.client.producer.batches import (
     NO_IDENTITY,
     Batch,
     Identity,
@@ -46,8 +48,6 @@ from klamm.client.batches import (
     Transaction,
     TransactionFailed,
 )
-from klamm.client.cluster import ClusterClient
-from klamm.client.options import ProducerOptions
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import BuildRequest, Connection, Disconnected, InvalidResponse, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from klamm.client.consumer import Consumer
+from klamm.client.consumer.consumer import Consumer
 from klamm.client.options import ClientOptions, ConsumerOptions, OffsetReset, ProducerOptions
-from klamm.client.prepared_transactions import TransactionGone, end_prepared
-from klamm.client.producer import ProducerRecord
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
+from klamm.client.producer.prepared_transactions import TransactionGone, end_prepared
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
 from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.vocabulary import READ_COMMITTED, TopicPartition
 from klamm.simulation.cluster.cluster import SimulatedCluster

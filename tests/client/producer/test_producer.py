@@ -16,8 +16,8 @@ from kafka.partitioner.default import murmur2 as java_murmur2
 from klamm.base.system_environment import SystemEnvironment
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.partitioner import StickyPartitions, murmur2, partition_of_key
-from klamm.client.producer import Producer, ProducerRecord, _ProducerBatch
+from klamm.client.producer.partitioner import StickyPartitions, murmur2, partition_of_key
+from klamm.client.producer.producer import Producer, ProducerRecord, _ProducerBatch
 from klamm.client.retries import RetryPolicy
 from klamm.net.client import ConnectionOptions
 from klamm.protocol.error_codes import ErrorCode, KafkaError

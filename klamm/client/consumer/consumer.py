@@ -26,9 +26,9 @@ from uuid import UUID
 
 from klamm.base.tasks import start_task
 from klamm.client.cluster import ClusterClient
-from klamm.client.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
+from klamm.client.consumer.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
+from klamm.client.consumer.offsets import OffsetAndMetadata, list_offsets
 from klamm.client.metadata import PartitionMetadata
-from klamm.client.offsets import OffsetAndMetadata, list_offsets
 from klamm.client.options import ConsumerOptions, OffsetReset
 from klamm.client.read_replicas import NO_FOLLOWER, Source
 from klamm.client.retries import RETRIABLE_ERRORS, RetryPolicy

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from klamm.net.request_memory import Part
+from klamm.net.server.request_memory import Part
 from klamm.net.stopwatch import Stopwatch
 
 Buffers = Sequence[bytes | bytearray | memoryview]

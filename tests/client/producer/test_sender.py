@@ -8,11 +8,11 @@ from collections import defaultdict
 
 import pytest
 
-from klamm.client.batches import PartitionBatch
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.producer.batches import PartitionBatch
+from klamm.client.producer.sender import MAX_IN_FLIGHT, Sender
 from klamm.client.retries import RetryPolicy
-from klamm.client.sender import MAX_IN_FLIGHT, Sender
 from klamm.net.client import ConnectionOptions
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType

@@ -12,14 +12,14 @@ from dataclasses import replace
 import pytest
 
 from klamm.base.system_environment import SystemEnvironment
-from klamm.client.group_member import Membership
-from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.consumer.group_member import Membership
+from klamm.client.consumer.offsets import OffsetAndMetadata
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.prepared_transactions import TransactionGone, end_prepared, require_prepared
-from klamm.client.producer import ProducerRecord
-from klamm.client.transaction_requests import PreparedTransaction
-from klamm.client.transactional_producer import TransactionalProducer
-from klamm.client.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
+from klamm.client.producer.prepared_transactions import TransactionGone, end_prepared, require_prepared
+from klamm.client.producer.producer import ProducerRecord
+from klamm.client.producer.transaction_requests import PreparedTransaction
+from klamm.client.producer.transactional_producer import TransactionalProducer
+from klamm.client.producer.transactions import ProducerEnded, ProducerFenced, State, TransactionAborted
 from klamm.net.client import ClientError
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.add_offsets_to_txn import AddOffsetsToTxnResponse

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from klamm.net import server_connection
-from klamm.net.connection_quotas import ConnectionQuotas
-from klamm.net.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Response
-from klamm.net.request_queue import RequestQueue
-from klamm.net.response_memory import ResponseMemory
-from klamm.net.server import SocketServer
-from klamm.net.server_connection import REQUESTS_PER_SLICE, ServerConnection, ServerLimits
+from klamm.net.server import server_connection
+from klamm.net.server.connection_quotas import ConnectionQuotas
+from klamm.net.server.exchange import Answer, AnswerOnly, Exchange, InvalidRequest, Response
+from klamm.net.server.request_queue import RequestQueue
+from klamm.net.server.response_memory import ResponseMemory
+from klamm.net.server.server import SocketServer
+from klamm.net.server.server_connection import REQUESTS_PER_SLICE, ServerConnection, ServerLimits
 
 
 def frame(body: bytes) -> bytes:
@@ -425,7 +425,7 @@ async def test_each_request_and_each_response_is_counted_once() -> None:
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.net.server.CONNECTIONS_PER_SLICE", 1)
+    monkeypatch.setattr("klamm.net.server.server.CONNECTIONS_PER_SLICE", 1)
     async with running(limits=ServerLimits(connections_max_idle_ms=10)) as harness:
         peers = [await harness.connect() for _ in range(3)]
         assert [await peer.closed() for peer in peers] == [True] * 3
@@ -535,7 +535,7 @@ async def test_a_host_that_abandons_too_much_is_not_served_until_it_is_done(
 
     limits = ServerLimits()
     if limit == "requests":
-        monkeypatch.setattr("klamm.net.server.MAX_ABANDONED_REQUESTS_PER_HOST", 3)
+        monkeypatch.setattr("klamm.net.server.server.MAX_ABANDONED_REQUESTS_PER_HOST", 3)
     else:
         limits = ServerLimits(max_in_flight_bytes=3 * len(b"change:1"))
     async with running(limits=limits) as harness:

@@ -29,11 +29,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from klamm.base.tasks import OnFailure
-from klamm.net.exchange import MOST_AT_ONCE, NUMBERS_AT_ONCE, Answer, AnswerOnly, Exchange, InvalidRequest, Response
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
-from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
-from klamm.net.request_queue import RequestQueue
-from klamm.net.response_memory import ResponseMemory
+from klamm.net.server.exchange import (
+    MOST_AT_ONCE,
+    NUMBERS_AT_ONCE,
+    Answer,
+    AnswerOnly,
+    Exchange,
+    InvalidRequest,
+    Response,
+)
+from klamm.net.server.request_memory import SMALL_BYTES, Part, RequestMemory
+from klamm.net.server.request_queue import RequestQueue
+from klamm.net.server.response_memory import ResponseMemory
 
 # Responses wait in the transport up to this size; then the connection is muted until the socket has taken all of them.
 WRITE_BUFFER_HIGH_BYTES = 64 * 1024

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from klamm.client.cluster import ClusterClient
+from klamm.client.consumer.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.client.fan_out import answers, error_of, find_coordinator_request
-from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.client.options import GroupOptions
 from klamm.client.retries import RETRIABLE_ERRORS
 from klamm.net.client import BuildRequest, Connection, Disconnected, NotSent

@@ -29,8 +29,8 @@ from typing import Any
 
 from klamm.base.tasks import start_task
 from klamm.client.cluster import ClusterClient
-from klamm.client.consumer import Consumer, ConsumerRecord
-from klamm.client.group_member import (
+from klamm.client.consumer.consumer import Consumer, ConsumerRecord
+from klamm.client.consumer.group_member import (
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
     FormerMembership,
@@ -38,7 +38,7 @@ from klamm.client.group_member import (
     Membership,
     MustRejoin,
 )
-from klamm.client.offsets import OffsetAndMetadata
+from klamm.client.consumer.offsets import OffsetAndMetadata
 from klamm.client.options import ConsumerOptions, GroupOptions
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition

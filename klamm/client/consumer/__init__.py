@@ -1,0 +1,3 @@
+"""Reading records: fetches of many partitions, offsets of partitions and of groups, and consumers with and without a
+group.
+"""
