@@ -223,6 +223,7 @@ class SimulatedBroker:
         broker = WitnessedBroker(self._config, self.node, self._rules, self._faulty)
         if self._world.recorder is not None:
             self._world.recorder.starts(self.broker_id, broker)
+        self._rules.state.begins(self.broker_id)
         await self.node.run(broker.start())
         self.broker = broker
         self._changed.set()

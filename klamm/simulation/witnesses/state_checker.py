@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.simulation.machine.process import SimulationFailure
-from klamm.simulation.machine.znodes import ANYBODY, all_znodes, is_changed_after, read_znode
+from klamm.simulation.machine.znodes import ANYBODY, lost_znodes
 from klamm.znodes.brokers import BROKER_IDS_PATH, broker_path
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
@@ -80,8 +80,10 @@ class StateChecker:
         self._controller_epoch = 0
         # The sessions in which controllers were elected; the last one may be the controller's.
         self._elected: dict[int, None] = {}
-        # Replicas that have bounced, and are still to leave the ISR.
-        self._bounced: dict[tuple[PartitionKey, int], None] = {}
+        # The brokers whose present process has not registered yet.
+        self._begun: set[int] = set()
+        # Replicas that have bounced, and are still to leave the ISR; and whether another process has registered.
+        self._bounced: dict[tuple[PartitionKey, int], bool] = {}
         # The topics that are marked for deletion, with the zxid of their creation.
         self._marked: dict[str, int] = {}
         self._unclean: dict[str, None] = {}
@@ -92,18 +94,10 @@ class StateChecker:
 
     def recovered(self, tree: ZnodeTree) -> None:
         """The server has started with this tree."""
-        for path, data, stat in all_znodes(self._tree):
-            if stat.mzxid > tree.zxid or (found := read_znode(tree, path)) == (data, stat.version):
-                continue
-            if not is_changed_after(self._zxid, tree, path):
-                raise SimulationFailure(
-                    f"{path} was {data!r} in version {stat.version} at zxid {stat.mzxid}; a ZooKeeper that has started"
-                    f" at zxid {tree.zxid} has {found}"
-                )
+        for lost in lost_znodes(self._tree, self._zxid, tree):
+            raise SimulationFailure(lost)
         finished, self._zxid = self._zxid, tree.zxid
         self._tree = tree
-        self._controller_epoch = self._read_controller_epoch()
-        self._marked = self._read_marked()
         owner = self._tree.get_data(CONTROLLER_PATH, ANYBODY)[1].ephemeral_owner if self.exists(CONTROLLER_PATH) else 0
         # An election that is forgotten has not ended the office of the one before.
         self._elected = {id_: None for id_ in self._elected if id_ != owner} | {owner: None} if owner else {}
@@ -111,6 +105,10 @@ class StateChecker:
             self._check_unfinished(finished)
         else:
             self._forget()
+
+    def begins(self, broker_id: int) -> None:
+        """A process of this broker begins."""
+        self._begun.add(broker_id)
 
     def changed(self, tree: ZnodeTree, transaction: str, session_id: int | None = None) -> None:
         """A transaction has been applied to the tree; `session_id` is that of the client who has asked for it."""
@@ -127,8 +125,7 @@ class StateChecker:
         if DELETE_TOPICS_PATH in transaction:
             self._check_marks()
         for topic in _CONFIG.findall(transaction):
-            if self.config(topic_entity(topic)).get(_UNCLEAN) == "true":
-                self._unclean[topic] = None
+            self._note_unclean(topic)
         for _, topic, partition in dict.fromkeys(_STATE.findall(transaction)):
             self._check_partition((topic, int(partition)))
         for broker_id in _REGISTRATION.findall(transaction):
@@ -208,7 +205,9 @@ class StateChecker:
     # -- after a start of the server ----------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        """Each partition is in the state in which the tree has it, which may be an older one."""
+        """Everything is as the tree has it, which may be older."""
+        self._controller_epoch = self._read_controller_epoch()
+        self._marked = self._read_marked()
         self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
         for leadership in list(self._leaders):
             state = self._states.get((leadership.topic, leadership.partition))
@@ -218,6 +217,10 @@ class StateChecker:
     def _check_unfinished(self, finished: int) -> None:
         """Checks what has changed since `finished`, the zxid up to which nothing is forgotten."""
         self._session_id = None
+        self._check_controller_epoch()
+        self._check_marks()
+        for topic in self.topics():
+            self._note_unclean(topic)
         found = [
             (topic, int(partition)) for topic in self.topics() for partition in self._children(partitions_path(topic))
         ]
@@ -230,6 +233,10 @@ class StateChecker:
         self._excuse_bounced()
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _note_unclean(self, topic: str) -> None:
+        if self.config(topic_entity(topic)).get(_UNCLEAN) == "true":
+            self._unclean[topic] = None
 
     def _check_is_no_former_controller(self, what: str) -> None:
         elected = list(self._elected)
@@ -260,9 +267,11 @@ class StateChecker:
 
     def _registered(self, broker_id: int) -> None:
         """A broker has begun another life, in which it may lack records of the former one."""
+        is_other_process = broker_id in self._begun
+        self._begun.discard(broker_id)
         for key, state in self._states.items():
             if broker_id in state.isr:
-                self._bounced[key, broker_id] = None
+                self._bounced[key, broker_id] = is_other_process or self._bounced.get((key, broker_id), False)
 
     def _is_session_of(self, broker_id: int) -> bool:
         """Whether the broker has registered in the session that writes."""
@@ -272,11 +281,11 @@ class StateChecker:
     def _excuse_bounced(self) -> None:
         """Where all members of the ISR have bounced or are gone, none is known to have all records: one stays."""
         live = self.live_brokers()
-        left: dict[tuple[PartitionKey, int], None] = {}
-        for key, broker_id in self._bounced:
+        left: dict[tuple[PartitionKey, int], bool] = {}
+        for (key, broker_id), is_other_process in self._bounced.items():
             members = self._states[key].isr if key in self._states else ()
             if broker_id in members and any(each in live and (key, each) not in self._bounced for each in members):
-                left[key, broker_id] = None
+                left[key, broker_id] = is_other_process
         self._bounced = left
 
     def _check_controller_epoch(self) -> None:
@@ -297,8 +306,9 @@ class StateChecker:
             raise SimulationFailure(f"{key[0]}-{key[1]}: {broken}: {old} became {state}")
         self.on_change(key, old, state)
         self._states[key] = state
-        if old is not None and state.leader_epoch == old.leader_epoch and self._is_session_of(state.leader):
-            # A leader that changes the ISR in its epoch has lived since the epoch began: only its session was lost.
+        is_epoch_of_before = old is not None and state.leader_epoch == old.leader_epoch
+        if is_epoch_of_before and self._is_session_of(state.leader) and not self._bounced.get((key, state.leader)):
+            # A leader whose process changes the ISR in its epoch has led all the time: only its session was lost.
             self._bounced.pop((key, state.leader), None)
         if state.leader != NO_LEADER:
             self._leaders[Leadership(*key, state.leader_epoch)] = state.leader

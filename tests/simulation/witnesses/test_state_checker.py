@@ -29,7 +29,11 @@ class Server:
             self.create(path, None)
 
     def create(self, path, data):
-        self.apply(CreateTxn(path, data, OPEN_ACL, 0, 0))
+        self.apply(self.creation(path, data))
+
+    def creation(self, path, data):
+        parent = self.tree.find(path.rpartition("/")[0] or "/")
+        return CreateTxn(path, data, OPEN_ACL, 0, (parent.cversion + parent.num_children) // 2 + 1)
 
     def set(self, path, data):
         self.apply(SetDataTxn(path, data, 0))
@@ -207,19 +211,23 @@ def test_a_replica_that_has_bounced_leaves_the_isr(server):
     assert server.checker.bounced() == []
 
 
-def test_a_leader_that_goes_on_leading_in_another_session_has_not_bounced(server):
+@pytest.mark.parametrize("is_other_process", [False, True])
+def test_a_leader_that_goes_on_leading_in_another_session_has_not_bounced(server, is_other_process):
     server.create("/brokers/ids", None)
     for broker_id in (1, 2):
+        server.checker.begins(broker_id)
         server.register(broker_id)
     server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
     server.apply(DeleteTxn("/brokers/ids/1"))
+    if is_other_process:
+        server.checker.begins(1)
     server.apply(CreateTxn("/brokers/ids/1", b"", OPEN_ACL, 7, 0))
     grown = SetDataTxn(STATE, LeaderAndIsr(1, 3, (1, 2, 0), 2).encode(), 0)
     shrunk = SetDataTxn(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode(), 0)
     server.apply(grown, session_id=8)
     assert server.checker.bounced() == [(("t", 0), 1)]
     server.apply(shrunk, session_id=7)
-    assert server.checker.bounced() == []
+    assert server.checker.bounced() == ([(("t", 0), 1)] if is_other_process else [])
 
 
 def test_the_epoch_of_controllers_goes_up_by_one(server):
@@ -266,7 +274,7 @@ def test_a_server_that_starts_again_knows_what_its_last_transactions_have_not_ch
     lost = Server()
     lost.create("/other", None)
     lost.create("/another", None)
-    with pytest.raises(SimulationFailure, match=r"0/state was b.*; a ZooKeeper that has started at .* has None"):
+    with pytest.raises(SimulationFailure, match=r"0 had the children \['state'\] at .*; a ZooKeeper that .* has \[\]"):
         server.checker.recovered(lost.tree)
 
 
@@ -298,7 +306,7 @@ def test_a_broker_registered_in_a_transaction_within_which_the_server_died_has_b
     server.create("/brokers/ids", None)
     server.register(1)
     assert (("t", 0), 2) not in server.checker.bounced()
-    server.die_within(MultiTxn((CreateTxn("/brokers/ids/2", b"", OPEN_ACL, 0, 0), SetDataTxn("/brokers", b"", 1))), 1)
+    server.die_within(MultiTxn((server.creation("/brokers/ids/2", b""), SetDataTxn("/brokers", b"", 1))), 1)
     assert (("t", 0), 2) in server.checker.bounced()
 
 
@@ -310,3 +318,50 @@ def test_what_a_transaction_within_which_the_server_died_has_not_changed_is_ther
     lost.create("/another", None)
     with pytest.raises(SimulationFailure, match="/other was b'old'"):
         server.checker.recovered(lost.tree)
+
+
+@pytest.mark.parametrize(
+    ("acknowledged", "instead", "found"),
+    [
+        (CreateTxn("/p/kept", b"", OPEN_ACL, 0, 3), MultiTxn(()), r"/p had the children .*'kept'\] .* has \['early'\]"),
+        (CreateTxn("/p/e", b"", OPEN_ACL, 7, 3), CreateTxn("/p/e", b"", OPEN_ACL, 8, 3), "/p/e was b'' in version 0"),
+        (DeleteTxn("/p/early"), MultiTxn(()), r"/p had the children \[\] at .* has \['early'\]"),
+        (SetDataTxn("/p", b"new", 1), MultiTxn(()), r"/p was b'new' in version 1 .* has \(b'', 0\)"),
+        (
+            MultiTxn((DeleteTxn("/p/early"), CreateTxn("/p/early", b"", OPEN_ACL, 0, 3))),
+            MultiTxn(()),
+            r"/p had the children \['early'\] at",
+        ),
+    ],
+)
+def test_a_transaction_within_which_the_server_died_excuses_no_loss(server, acknowledged, instead, found):
+    for path in ("/p", "/p/early", "/p/gone"):
+        server.create(path, b"")
+    server.apply(acknowledged)
+    applied = server.txns[:]
+    server.txns[-1] = instead
+    deletion = MultiTxn((DeleteTxn("/p/gone"), SetDataTxn("/brokers", b"", 1)))
+    with pytest.raises(SimulationFailure, match=found):
+        server.die_within(deletion, 1)
+    server.txns = [*applied, deletion]
+    server.restart()
+
+
+def test_the_controller_epoch_of_a_transaction_within_which_the_server_died_is_checked(server):
+    with pytest.raises(SimulationFailure, match="the controller's epoch went from 2 to 4"):
+        server.die_within(MultiTxn((SetDataTxn("/controller_epoch", b"4", 2), SetDataTxn("/brokers", b"", 1))), 1)
+
+
+def test_the_mark_that_a_transaction_takes_within_which_the_server_died_is_missed(server):
+    for path in ("/admin", "/admin/delete_topics", "/admin/delete_topics/t"):
+        server.create(path, None)
+    with pytest.raises(SimulationFailure, match="topic t loses its mark for deletion before it is deleted"):
+        server.die_within(MultiTxn((DeleteTxn("/admin/delete_topics/t"), SetDataTxn("/brokers", b"", 1))), 1)
+
+
+def test_a_configuration_set_within_a_transaction_in_which_the_server_died_counts(server):
+    for path in ("/config", "/config/topics"):
+        server.create(path, None)
+    config = b'{"version":1,"config":{"unclean.leader.election.enable":"true"}}'
+    server.die_within(MultiTxn((server.creation("/config/topics/t", config), SetDataTxn("/brokers", b"", 1))), 1)
+    assert server.checker.allows_unclean("t")
