@@ -111,9 +111,10 @@ class Kafka:
         # The pipes hold less than all questions and answers.
         asking = threading.Thread(target=ask)
         asking.start()
-        answers = [stdout.readline().decode().removesuffix("\n") for _ in lines]
+        answers = [stdout.readline().decode() for _ in lines]
         asking.join()
-        return answers
+        assert all(answer.endswith("\n") for answer in answers), "the process of Kafka's classes has ended"
+        return [answer.removesuffix("\n") for answer in answers]
 
     def reads(self, asked: list[tuple[What, bytes]]) -> list[tuple[bytes, Any]]:
         """Each message as Kafka writes it, and its fields."""
@@ -126,7 +127,7 @@ class Kafka:
     def _ask(self, lines: list[str]) -> list[tuple[bytes, Any]]:
         answers = self._tell(lines)
         for line, answer in zip(lines, answers, strict=True):
-            assert answer and not answer.startswith("error"), f"{line}: {answer}"
+            assert not answer.startswith("error"), f"{line}: {answer}"
         return [(bytes.fromhex(body), json.loads(fields)) for body, fields in (one.split(" ", 1) for one in answers)]
 
     def known(self, whats: Iterable[What]) -> list[What]:

@@ -25,9 +25,12 @@ public class JavaTools {
         BufferedReader calls = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
         for (String call = calls.readLine(); call != null; call = calls.readLine()) {
             int code = run(call.split("\t", -1));
-            answers.println(code + " " + out.size() + " " + err.size());
-            out.writeTo(answers);
-            err.writeTo(answers);
+            // Taken once: a thread of the tool may still write.
+            byte[] written = out.toByteArray();
+            byte[] complained = err.toByteArray();
+            answers.println(code + " " + written.length + " " + complained.length);
+            answers.write(written);
+            answers.write(complained);
             answers.flush();
             out.reset();
             err.reset();

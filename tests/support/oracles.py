@@ -178,8 +178,11 @@ class JavaTools:
             encoding="utf-8",
         )
         options = (*SMALL_HEAP, f"-Dlog4j.configuration=file:{log4j}")
-        command = java_command(jars, str(Path(__file__).with_name("JavaTools.java")), options=options)
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._command = java_command(jars, str(Path(__file__).with_name("JavaTools.java")), options=options)
+        self._process = self._start()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, main: str, *arguments: str | Path) -> bytes:
         code, out, err = self.outcome(main, *arguments)
@@ -189,16 +192,34 @@ class JavaTools:
         return out
 
     def outcome(self, main: str, *arguments: str | Path) -> tuple[int, bytes, bytes]:
-        """The exit code, stdout and stderr."""
+        """The exit code, stdout and stderr. ProcessFailed if the tool ends the process: the next call starts another."""
+        call = "\t".join([main, *map(str, arguments)])
+        if self._process.poll() is not None:
+            self._process = self._start()
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
-        stdin.write("\t".join([main, *map(str, arguments)]).encode() + b"\n")
-        stdin.flush()
-        code, out_bytes, err_bytes = map(int, stdout.readline().split())
-        return code, stdout.read(out_bytes), stdout.read(err_bytes)
+        try:
+            stdin.write(call.encode() + b"\n")
+            stdin.flush()
+            code, out_bytes, err_bytes = map(int, stdout.readline().split())
+            return code, stdout.read(out_bytes), stdout.read(err_bytes)
+        except (OSError, ValueError):
+            self._kill()
+            raise ProcessFailed(f"{call!r} has ended the process of the tools") from None
+        except BaseException:
+            # A test whose time is over. The answer would be taken for that to the next call.
+            self._kill()
+            raise
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
-        self._process.communicate(timeout=120)
+        try:
+            self._process.communicate(timeout=120)
+        finally:
+            self._kill()
 
 
 def java_source_command(jars: Sequence[Path], source: Path) -> list[str]:
