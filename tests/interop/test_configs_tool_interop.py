@@ -15,6 +15,7 @@ from kazoo.client import KazooClient
 from klamm.cli import main
 from support.long_rows import long
 from support.oracles import JavaTools, RealKafka, RealKraft
+from support.waiting import until
 
 KAFKA_CONFIGS = "kafka.admin.ConfigCommand"
 
@@ -63,21 +64,26 @@ def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
     def theirs(arguments: str) -> str:
         return oracle.tools.run(KAFKA_CONFIGS, *shlex.split(arguments), *shlex.split(server)).decode()
 
-    def agree(options: str) -> str:
-        mine = ours(server, f"describe {options}")
-        assert lines(mine) == lines(theirs(f"--describe {options}")), options
-        return mine
+    def agree(options: str, *told: str) -> None:
+        """A broker hears of a change after it has been acknowledged."""
+
+        def are_alike() -> bool:
+            mine = ours(server, f"describe {options}")
+            return all(part in mine for part in told) and lines(mine) == lines(theirs(f"--describe {options}"))
+
+        until(are_alike)
 
     ours(server, "alter --topic configs-tool --add-config retention.ms=1000,cleanup.policy=[compact,delete] --yes")
+    agree("--topic configs-tool", "retention.ms=1000")
     done = theirs("--alter --topic configs-tool --add-config segment.ms=5 --delete-config retention.ms")
     assert done.splitlines()[-1] == ours(server, "alter --topic configs-tool --add-config segment.ms=5 --yes").strip()
-    assert "cleanup.policy=compact,delete" in agree("--topic configs-tool")
+    agree("--topic configs-tool", "cleanup.policy=compact,delete", "segment.ms=5")
     agree("--topic configs-tool --all")
 
     ours(server, f"alter --broker {oracle.broker} --add-config log.cleaner.threads=2 --yes")
     ours(server, "alter --broker-defaults --add-config log.cleaner.threads=1 --yes")
-    described = agree("--entity-type brokers")
-    assert f"Dynamic configs for broker {oracle.broker} are:\n  log.cleaner.threads=2" in described
+    of_broker = f"Dynamic configs for broker {oracle.broker} are:\n  log.cleaner.threads=2"
+    agree("--entity-type brokers", of_broker, "DYNAMIC_DEFAULT_BROKER_CONFIG:log.cleaner.threads=1")
     ours(server, f"alter --broker {oracle.broker} --delete-config log.cleaner.threads --yes")
     ours(server, "alter --broker-defaults --delete-config log.cleaner.threads --yes")
 
@@ -85,7 +91,7 @@ def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
     if loggers := ours(server, f"describe --broker-logger {oracle.broker}").splitlines()[1:]:
         logger = loggers[0].strip().partition("=")[0]
         ours(server, f"alter --broker-logger {oracle.broker} --add-config {logger}=DEBUG --yes")
-        assert f"  {logger}=DEBUG sensitive=false synonyms={{}}" in agree(f"--broker-logger {oracle.broker}")
+        agree(f"--broker-logger {oracle.broker}", f"  {logger}=DEBUG sensitive=false synonyms={{}}")
     unknown = ours(server, f"alter --broker-logger {oracle.broker} --add-config no.logger=DEBUG --yes", code=1)
     assert unknown == "klamm: Invalid broker logger(s): no.logger\n"
 
@@ -93,16 +99,16 @@ def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
     ours(server, "alter --client-defaults --add-config consumer_byte_rate=1000 --yes")
     ours(server, "alter --ip 127.0.0.9 --add-config connection_creation_rate=7 --yes")
     ours(server, "alter --user alice --add-config SCRAM-SHA-256=[iterations=8192,password=pw] --yes")
-    assert "producer_byte_rate=2.0E7" in agree("--user alice --client c1")
-    assert "the default client-id" in agree("--client-defaults")
+    agree("--user alice --client c1", "producer_byte_rate=2.0E7")
+    agree("--client-defaults", "the default client-id")
     agree("--entity-type users --entity-type clients")
-    assert "127.0.0.9" in agree("--entity-type ips")
-    assert agree("--user alice") == (
-        "SCRAM credential configs for user-principal 'alice' are SCRAM-SHA-256=iterations=8192\n"
-    )
+    agree("--entity-type ips", "127.0.0.9")
+    credential = "SCRAM credential configs for user-principal 'alice' are SCRAM-SHA-256=iterations=8192\n"
+    agree("--user alice", credential)
+    assert ours(server, "describe --user alice") == credential
     ours(server, "alter --user alice --delete-config SCRAM-SHA-256 --yes")
     ours(server, "alter --user alice --client c1 --delete-config producer_byte_rate,request_percentage --yes")
-    assert ours(server, "describe --user alice") == ""
+    until(lambda: ours(server, "describe --user alice") == "")
 
 
 def test_kafkas_errors_are_one_line(oracle: Oracle) -> None:

@@ -103,8 +103,11 @@ def test_both_programs_answer_consumers_as_followers(brokers: ProcessBrokers) ->
 
     async def test(client: ClusterClient) -> None:
         await make(brokers, client, "read")
-        await asyncio.sleep(1)  # The high watermark reaches followers with a later fetch.
         for number, leader in LEADERS.items():
+            # The high watermark reaches followers with a later fetch.
+            async with asyncio.timeout(120):
+                while await fetch(client, 1 - leader, number, -1, 0, 0) == ("NONE", False):  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
             for replica_id in (-1, -2):
                 for offset, epoch, expected in (
                     (0, 0, ("NONE", True)),

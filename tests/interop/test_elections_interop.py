@@ -87,7 +87,7 @@ def test_kafka_leader_election_elects_an_unclean_leader(cluster: Cluster, tool: 
     cluster.until(lambda: cluster.isr("unclean") == [last])
     cluster.stop(last)
     cluster.start(other)
-    assert cluster.leader("unclean") is None
+    cluster.until(lambda: cluster.leader("unclean") is None)
     unclean = ("--election-type", "unclean", "--topic", "unclean", "--partition", "0")
     tool("LeaderElectionCommand", "--bootstrap-server", cluster.bootstrap, *unclean)
     assert (cluster.leader("unclean"), cluster.isr("unclean")) == (other, [other])

@@ -192,7 +192,7 @@ class JavaTools:
         return out
 
     def outcome(self, main: str, *arguments: str | Path) -> tuple[int, bytes, bytes]:
-        """The exit code, stdout and stderr. ProcessFailed if the tool ends the process: the next call starts another."""
+        """The exit code, stdout and stderr. ProcessFailed if the tool ends the process, which then starts anew."""
         call = "\t".join([main, *map(str, arguments)])
         if self._process.poll() is not None:
             self._process = self._start()
