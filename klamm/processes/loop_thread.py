@@ -14,6 +14,8 @@ CLOSE_TIMEOUT_S = 5.0
 # How often a caller looks whether the thread that it waits for is alive.
 LOOK_EVERY_S = 1.0
 
+DIED = "the thread of the loop has died"
+
 
 class LoopEnded(RuntimeError):
     """The loop has ended, before the coroutine began or while it ran."""
@@ -36,14 +38,15 @@ class LoopThread:
         Raises LoopEnded.
         """
         with self._lock:
-            if self._has_ended:
+            if self._has_ended or not self._thread.is_alive():
+                # Of a thread that has died, `close` would run it.
                 coroutine.close()
-                raise LoopEnded("the loop has ended")
+                raise LoopEnded("the loop has ended" if self._has_ended else DIED)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             self._wait_for(future)
             if not future.done():
-                raise LoopEnded("the thread of the loop has died")
+                raise LoopEnded(DIED)
             return future.result()
         except concurrent.futures.CancelledError:
             raise LoopEnded("the loop has ended") from None

@@ -37,8 +37,14 @@ def test_a_coroutine_is_run() -> None:
 
 
 def test_nobody_waits_for_a_thread_that_has_died(dead_loop: LoopThread) -> None:
+    began = []
+
+    async def begin() -> None:
+        began.append(True)
+
     with pytest.raises(LoopEnded, match="the thread of the loop has died"):
-        dead_loop.run(answer())
+        dead_loop.run(begin())
     dead_loop.close()
+    assert not began, "what was refused has been run"
     with pytest.raises(LoopEnded, match="the loop has ended"):
         dead_loop.run(answer())
