@@ -1,7 +1,9 @@
 import pytest
 
+from klamm.simulation.cluster.cluster import SimulatedCluster
 from klamm.simulation.machine.process import SimulationFailure
 from klamm.simulation.machine.small_slices import small_slices
+from klamm.simulation.machine.world import World
 from klamm.simulation.witnesses.state_checker import StateChecker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.messages import OPEN_ACL
@@ -365,3 +367,21 @@ def test_a_configuration_set_within_a_transaction_in_which_the_server_died_count
     config = b'{"version":1,"config":{"unclean.leader.election.enable":"true"}}'
     server.die_within(MultiTxn((server.creation("/config/topics/t", config), SetDataTxn("/brokers", b"", 1))), 1)
     assert server.checker.allows_unclean("t")
+
+
+def test_the_checker_of_a_cluster_knows_the_processes_of_brokers():
+    world = World(1)
+    begun = []
+
+    async def scenario():
+        cluster = SimulatedCluster(world, brokers=1)
+        cluster.state.begins = begun.append
+        await cluster.start()
+        broker = cluster.brokers[0]
+        broker.kill()
+        broker.start()
+        await broker.until_up()
+        await cluster.close()
+
+    world.run(scenario(), time_limit_s=600)
+    assert begun == [0, 0]
