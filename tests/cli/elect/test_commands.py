@@ -119,6 +119,7 @@ def test_leaders_come_back_through_the_znode(cluster: Cluster, elect: Run) -> No
     assert elect(*PREFERRED, *over_znodes) == ""
 
 
+@pytest.mark.parametrize("cluster", [60_000], indirect=True)
 def test_an_election_in_progress_is_left_alone(cluster: Cluster, elect: Run) -> None:
     from klamm.access.zookeeper import run_with_zookeeper
     from klamm.znodes.requests import PREFERRED_REPLICA_ELECTION_PATH
@@ -202,7 +203,7 @@ def test_an_unclean_election_says_what_it_loses_and_asks(cluster: Cluster, elect
     assert elect(*named, "--yes") == "Valid replica already elected for partitions u-0\n"
 
 
-@pytest.mark.parametrize("cluster", [30_000], indirect=True)
+@pytest.mark.parametrize("cluster", [60_000], indirect=True)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_command_can_be_run_again(cluster: Cluster, elect: Run, end: signal.Signals) -> None:
     for broker in (1, 2):
