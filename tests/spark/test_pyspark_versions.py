@@ -83,7 +83,7 @@ def run(version: str, steps: str, cluster: Cluster, source: str, target: str, di
         },
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -107,7 +107,7 @@ def run(program: str, directory: Path, bare: Path, **values: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

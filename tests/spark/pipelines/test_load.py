@@ -93,7 +93,7 @@ def bytes_of(data_directory: Path, partition: int) -> int:
 def run(*arguments: object, code: int = 0) -> Any:
     command = [sys.executable, "-m", "klamm.cli.main", "pipeline", "load", *map(str, arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == code, done.stderr[-4000:]
+    assert done.returncode == code, done.stderr
     assert "FutureWarning" not in done.stderr
     return json.loads(done.stdout)
 

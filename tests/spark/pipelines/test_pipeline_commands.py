@@ -100,7 +100,7 @@ def call(*arguments: object) -> list[str]:
 
 def run(*arguments: object) -> dict:
     done = subprocess.run(call(*arguments), capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
