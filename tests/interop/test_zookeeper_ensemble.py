@@ -99,20 +99,22 @@ async def test_sync_catches_up_with_the_others(ensemble: RealEnsemble) -> None:
     """A client's read behind a sync shows what was written while its server stood still."""
     environment = SystemEnvironment()
     lagging = ensemble.followers[0]
-    clients = [ZooKeeperClient(environment, server.address) for server in (ensemble.leader, lagging)]
-    for client in clients:
-        await client.start(60_000)
-    writer, reader = clients
-    await writer.create("/a", b"0")
-    for number in range(1, 6):
-        lagging.pause()
-        await writer.set("/a", b"%d" % number)
-        synced = asyncio.ensure_future(reader.sync())
-        await asyncio.sleep(0)
-        read = reader.submit_get("/a")
-        lagging.resume()
-        await synced
-        assert (await read)[0] == b"%d" % number
-    for client in clients:
-        await client.close()
-    environment.close()
+    async with AsyncExitStack() as stack:
+        stack.callback(environment.close)
+        clients = [ZooKeeperClient(environment, server.address) for server in (ensemble.leader, lagging)]
+        for client in clients:
+            await client.start(60_000)
+            stack.push_async_callback(client.close)
+        # Other tests use the ensemble too.
+        stack.callback(lagging.resume)
+        writer, reader = clients
+        await writer.create("/a", b"0")
+        for number in range(1, 6):
+            lagging.pause()
+            await writer.set("/a", b"%d" % number)
+            synced = asyncio.ensure_future(reader.sync())
+            await asyncio.sleep(0)
+            read = reader.submit_get("/a")
+            lagging.resume()
+            await synced
+            assert (await read)[0] == b"%d" % number

@@ -34,7 +34,7 @@ class Server:
         self.apply(self.creation(path, data))
 
     def creation(self, path, data):
-        parent = self.tree.find(path.rpartition("/")[0] or "/")
+        parent = self.tree.stat(path.rpartition("/")[0] or "/")
         return CreateTxn(path, data, OPEN_ACL, 0, (parent.cversion + parent.num_children) // 2 + 1)
 
     def set(self, path, data):
@@ -369,13 +369,13 @@ def test_a_configuration_set_within_a_transaction_in_which_the_server_died_count
     assert server.checker.allows_unclean("t")
 
 
-def test_the_checker_of_a_cluster_knows_the_processes_of_brokers():
+def test_the_checker_of_a_cluster_knows_the_processes_of_brokers(monkeypatch):
     world = World(1)
     begun = []
+    monkeypatch.setattr(StateChecker, "begins", lambda _, broker_id: begun.append(broker_id))
 
     async def scenario():
         cluster = SimulatedCluster(world, brokers=1)
-        cluster.state.begins = begun.append
         await cluster.start()
         broker = cluster.brokers[0]
         broker.kill()
