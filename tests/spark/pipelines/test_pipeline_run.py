@@ -136,7 +136,7 @@ def test_a_stream_as_a_command_and_then_as_a_program(
     assert cluster.bootstrap not in text.stdout
     (tmp_path / "program.py").write_text(text.stdout)
     environment = {**place.environment, "SPARK_REMOTE": spark_connect}
-    program = [sys.executable, tmp_path / "program.py"]
+    program = [sys.executable, str(tmp_path / "program.py")]
     ended = subprocess.run(program, env=environment, timeout=200, check=False, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0, ended.stderr
     assert place.written() == expected(0, 80)
