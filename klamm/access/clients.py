@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What codes mean that brokers send without a message.
+# The meanings of error codes that brokers send without a message.
 _MEANINGS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "There is no such topic or partition, or it may not be described.",
     ErrorCode.ILLEGAL_GENERATION: "The group has begun another generation.",
@@ -31,7 +31,7 @@ _MEANINGS: Final = {
 
 @contextmanager
 def cluster_errors() -> Iterator[None]:
-    """Turns the errors of the client and of the cluster into ToolErrors; also of a value that no request can have."""
+    """Turns errors of the client, of the cluster, and about values that no request can hold into ToolErrors."""
     from klamm.net.client import ClientError
     from klamm.net.security import SecurityError
     from klamm.protocol.encode_errors import UnencodableMessage
@@ -51,10 +51,10 @@ def command_options(
     *,
     default_timeout_ms: int | None = None,
 ) -> "ClientOptions":
-    """The options of a command's client. Raises ToolError for a property that is not understood.
+    """The options of a command's client. Raises ToolError for a property that is unknown or invalid.
 
-    `timeout_ms` is what the user has said with --timeout. It replaces default.api.timeout.ms, and neither a connection
-    nor an answer takes longer. `default_timeout_ms` does the same when neither the option nor the file says a time.
+    `timeout_ms` is the value of --timeout. It replaces default.api.timeout.ms, and also limits each connection attempt
+    and each answer. `default_timeout_ms` does the same if neither the option nor the file sets a timeout.
     """
     from dataclasses import replace
 
@@ -85,7 +85,7 @@ def command_properties(command_config: Path | None) -> dict[str, str]:
 
 @contextmanager
 def property_errors(command_config: Path | None) -> Iterator[None]:
-    """Turns a property that cannot be used into a ToolError."""
+    """Turns the error for an unusable property into a ToolError."""
     from klamm.client.properties import PropertyError
 
     try:
@@ -102,7 +102,7 @@ def succeeded(result: T | KafkaError) -> T:
 
 
 def is_silent(error: KafkaError) -> bool:
-    """Whether the broker has not answered, so that nothing is known of what it was asked about."""
+    """Whether the error means that the broker did not answer, so that the requested facts are unknown."""
     return error.code is ErrorCode.NETWORK_EXCEPTION
 
 
@@ -111,7 +111,7 @@ def silence_text(broker_id: int, why: str) -> str:
 
 
 def silent_brokers(answers: Mapping[int, object]) -> dict[int, str]:
-    """The brokers among these that have not answered, and why. Raises ToolError if that is all of them."""
+    """The brokers among these that have not answered, and why. Raises ToolError if no broker has answered."""
     silent = {
         broker_id: answer.message or error_name(answer.code)
         for broker_id, answer in answers.items()
@@ -134,7 +134,8 @@ def error_line(error: KafkaError) -> str:
 
 
 async def reach_cluster(client: "ClusterClient", options: "ClientOptions") -> None:
-    """Connects the client to a bootstrap address. Raises ToolError when no broker answers, or two clusters do."""
+    """Connects the client to a bootstrap address. Raises ToolError when no broker answers, or when the addresses belong
+    to different clusters."""
     from klamm.client.cluster import DifferentClusters
     from klamm.net.client import ConnectFailed
 

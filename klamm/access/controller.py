@@ -1,4 +1,4 @@
-"""Where the controller is, what it says of itself, and how it is moved: by ZooKeeper and the controller's HTTP port."""
+"""Finds the controller, reads its status and moves it, through ZooKeeper and the controller's HTTP port."""
 
 import contextlib
 import json
@@ -27,8 +27,8 @@ LOOK_EVERY_S = 0.2
 class ControllerAddress:
     """The controller as ZooKeeper knows it. `port` is None when the controller serves no status over HTTP.
 
-    A controller that is not registered has died or lost its session, and /controller still names it. `addresses` holds
-    host:port of each live broker's first listener, by broker id.
+    A controller that is not registered has died or lost its session, although /controller still names it. `addresses`
+    holds host:port of each live broker's first listener, by broker id.
     """
 
     broker_id: int
@@ -76,7 +76,8 @@ async def zookeeper_of_brokers(client: "ClusterClient") -> str:
 
 
 def find_controller(connect: str, timeout_s: float | None = None) -> ControllerAddress | None:
-    """The current controller of the cluster at this ZooKeeper, or None. Raises ToolError, and after the time too."""
+    """The current controller of the cluster at this ZooKeeper, or None. Raises ToolError, also when ZooKeeper does not
+    answer within `timeout_s`."""
     import asyncio
 
     try:
@@ -142,9 +143,9 @@ def _first_address(endpoints: Sequence[Any]) -> str:
 async def move_controller(
     store: "KafkaZooKeeper", epoch: int | None = None
 ) -> tuple[ControllerAddress, ControllerAddress]:
-    """Makes the controller resign; returns it and the one that is elected. Raises ToolError.
+    """Makes the controller resign; returns the old and the new controller. Raises ToolError.
 
-    With `epoch` only the controller of this epoch: a later one stays.
+    With `epoch`, only the controller of this epoch resigns; a later controller stays.
     """
     import asyncio
 
@@ -156,7 +157,7 @@ async def move_controller(
     before = _require_controller(None if found is None else found[0])
     assert found is not None
     if epoch is not None and before.epoch != epoch:
-        raise ToolError(f"the controller is broker {before.broker_id} with epoch {before.epoch} meanwhile")
+        raise ToolError(f"the controller is now broker {before.broker_id} with epoch {before.epoch}")
     # If the old controller resigns by itself first, the check of the version protects its successor.
     with contextlib.suppress(NoNode, BadVersion):
         await store.client.multi([Check(CONTROLLER_EPOCH_PATH, found[1]), Delete(CONTROLLER_PATH)])
@@ -183,7 +184,7 @@ def read_events(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -
 
 
 def read_status(address: ControllerAddress, timeout_s: float = HTTP_TIMEOUT_S) -> dict[str, Any]:
-    """What the controller says of itself. Raises ToolError, and NotKlamm."""
+    """The controller's status. Raises ToolError, and NotKlamm."""
     try:
         return _object(address, read_body(f"{address.url}/controller", f"broker {address.broker_id}", timeout_s))
     except WrongAnswer as error:

@@ -24,7 +24,7 @@ class WrongAnswer(ToolError):
 def http_address(broker: "BrokerRegistration") -> tuple[str, int | None]:
     """The host and port of a broker's HTTP server, by its registration; None if it has no such port.
 
-    A broker of Apache Kafka has its JMX at this port.
+    A broker of Apache Kafka serves JMX at this port.
     """
     host = next((endpoint.host for endpoint in broker.endpoints if endpoint.host), "")
     return host, broker.jmx_port if broker.jmx_port > 0 else None
@@ -33,7 +33,8 @@ def http_address(broker: "BrokerRegistration") -> tuple[str, int | None]:
 def read_lines(url: str, who: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterator[bytes]:
     """The lines of an answer, as they come.
 
-    Raises ToolError, and WrongAnswer. `who` names the program at `url` in errors. No line takes longer than the time.
+    Raises ToolError, and WrongAnswer. `who` names the program at `url` in errors. `timeout_s` limits the wait for each
+    line.
     """
     with _answer(url, who, timeout_s) as answer:
         yield from answer
@@ -42,7 +43,7 @@ def read_lines(url: str, who: str, timeout_s: float = HTTP_TIMEOUT_S) -> Iterato
 
 
 def read_body(url: str, who: str, timeout_s: float = HTTP_TIMEOUT_S) -> bytes:
-    """The whole body of an answer. Raises as `read_lines`."""
+    """The whole body of an answer. Raises like `read_lines`."""
     with _answer(url, who, timeout_s) as answer:
         return answer.read()
 

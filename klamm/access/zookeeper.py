@@ -41,7 +41,7 @@ async def open_znodes(connect: str) -> "AsyncIterator[KafkaZooKeeper]":
 
 
 def run_with_zookeeper(connect: str, work: "Callable[[KafkaZooKeeper], Awaitable[T]]") -> T:
-    """The result of `work(znodes)`. Raises ToolError as `open_znodes`, and for a KafkaError."""
+    """The result of `work(znodes)`. Raises ToolError like `open_znodes`, and for a KafkaError."""
     import asyncio
 
     from klamm.access.clients import cluster_errors

@@ -6,7 +6,7 @@ a new command or option is completed without further work. The cluster is the on
 typer's own completion is not used. It takes bash's words, which end at ":" and "=", and so loses the port of
 --bootstrap-server and the value of --topic=orders. It also offers files where the cluster has nothing to offer.
 
-What must stay true: completion says nothing but candidates. A cluster that does not answer within `LOOK_S` has none.
+What must stay true: completion prints only candidates, and waits for the cluster no longer than `LOOK_S`.
 """
 
 import shlex
@@ -66,10 +66,10 @@ _TOPIC_CONFIGS: Final = ("--config", "--add-config", "--delete-config")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What may stand at the end of a line: `words`, or what the cluster has of a kind.
+    """What may come at the end of a line: one of `words`, or a name of this kind from the cluster.
 
     `begun` is the word so far; `prefix` is the part of it that each candidate repeats. `given` holds the values of the
-    options before, by name.
+    options that the line has already, by name.
     """
 
     kind: PlaceKind
@@ -83,7 +83,7 @@ class Place:
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="The shell that is to complete.")],
+    shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish", help="The shell to print the function for.")],
 ) -> None:
     """Print the function that lets a shell complete klamm's commands, options, topics, groups and brokers.
 
@@ -103,14 +103,14 @@ def complete(
     shell: Annotated[Shell, typer.Argument()],
     line: Annotated[str, typer.Argument(help="The line as far as the cursor.")],
 ) -> None:
-    """Print a candidate a line for the end of a command line."""
+    """Print the candidates for the end of a command line, one a line."""
     place = find_place(context.find_root().command, line)
     for candidate in candidates(place, look):
         print_line(_for_bash(candidate, place.begun) if shell is Shell.BASH and candidate != FILES else candidate)
 
 
 def _for_bash(candidate: str, begun: str) -> str:
-    """The part of a candidate that takes the place of the part of the word that bash replaces, quoted if need be."""
+    """The part of a candidate after the last word break, which is what bash replaces; quoted if necessary."""
     begin = max(begun.rfind(each) for each in _BASH_WORD_BREAKS) + 1
     rest = candidate[begin:]
     return rest if rest.endswith("=") else shlex.quote(rest)
@@ -159,7 +159,7 @@ def find_place(root: Any, line: str) -> Place:
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """The words before the cursor, and the word that has begun there. A quote may still be open.
+    """The words before the cursor, and the word that the cursor is in. A quote may still be open.
 
     Fish ends the line with a newline.
     """
@@ -226,7 +226,7 @@ def candidates(place: Place, look: Callable[[Place], Sequence[str]]) -> list[str
 
 
 def look(place: Place) -> Sequence[str]:
-    """The names that the cluster of the line has; none if it cannot be asked in time."""
+    """The names in the cluster of the line; empty if the cluster does not answer in time."""
     from klamm.client import threads
 
     config = _last(place, "--command-config")
@@ -237,7 +237,7 @@ def look(place: Place) -> Sequence[str]:
             int(LOOK_S * 1000),
         )
         return threads.start(options, _LOOKS[place.kind]).result(LOOK_S)
-    # Whatever is wrong with the line or the cluster, a text between the words of the line would only disturb.
+    # An error message would appear in the middle of the line that the user is typing.
     except Exception:
         return ()
 

@@ -109,12 +109,12 @@ def run(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        # Outside its stand-alone mode typer returns the code of an Exit, and raises everything else.
+        # Without its standalone mode, typer returns the code of an Exit and raises every other exception.
         command = get_command(app)
         _keep_examples_whole(command)
         code = command.main(args=arguments, prog_name="klamm", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
-            # typer makes this code of a KeyboardInterrupt.
+            # typer returns this code for a KeyboardInterrupt.
             interrupts.tell()
         return code if isinstance(code, int) else EXIT_OK
     except (KeyboardInterrupt, typer.Abort):

@@ -1,7 +1,7 @@
-"""The facts about a cluster for `klamm status` and `klamm brokers`: one look at all brokers, as plain values.
+"""Reads the facts about a cluster for `klamm status` and `klamm brokers`, from all brokers at once, as plain values.
 
-A broker that does not answer is a fact, not an error: the look ends within the client's timeout, with the answers of
-the other brokers.
+A broker that does not answer is a fact, not an error: reading ends within the client's timeout, with the answers of the
+other brokers.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -29,7 +29,7 @@ PROTOCOL: Final = "inter.broker.protocol.version"
 # Only klamm brokers have this config.
 KLAMM_KEY: Final = "klamm.metrics.port"
 KLAMM, KAFKA = "klamm", "Apache Kafka"
-# A request asks for the configs of this many topics.
+# One request asks for the configs of at most this many topics.
 TOPICS_AT_ONCE: Final = 1_000
 # Only brokers in KRaft mode have roles.
 ROLES: Final = "process.roles"
@@ -38,7 +38,8 @@ _FORBIDDEN: Final = (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUT
 
 @dataclass(frozen=True, slots=True)
 class LogDirFacts:
-    """A log directory. An offline directory has an `error`. The last two are -1 on brokers that do not tell them."""
+    """A log directory. An offline directory has an `error`. `total_bytes` and `usable_bytes` are -1 if the broker does
+    not report them."""
 
     path: str
     error: str | None
@@ -114,11 +115,11 @@ async def read_facts(
     limits: "Callable[[Sequence[str]], Awaitable[TopicLimits]] | None" = None,
     chosen: Collection[int] = (),
 ) -> ClusterFacts:
-    """Looks at the cluster once, asking only the `chosen` brokers, or all. Raises ClientError when no broker answers.
+    """Reads the facts once, from the `chosen` brokers or from all. Raises ClientError when no broker answers.
 
     `view` is a view of the client's current metadata, if the caller has just read it. `listing` replaces
     `list_reassignments`, and `limits` replaces `read_topic_limits`. All brokers, the controller and the configs of
-    topics are asked at the same time, so that a broker that hangs costs the time of one request.
+    topics are asked at the same time, so a broker that hangs costs only one request's timeout.
     """
     import asyncio
 
@@ -252,7 +253,7 @@ def _log_dir(path: str, found: "LogDirDescription") -> LogDirFacts:
 
 
 async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") -> "TopicLimits":
-    """The configs of these topics about in-sync replicas and throttles. The error names a topic."""
+    """The min.insync.replicas and throttles of these topics. The error names a topic."""
     # Imported here: it imports asyncio, which commands without a cluster do not need.
     from klamm.base.slices import slices
     from klamm.client.admin.configs import ConfigResource, describe_configs
@@ -278,7 +279,7 @@ async def read_topic_limits(client: "ClusterClient", topics: "Sequence[str]") ->
             if any(limits.values()):
                 throttled[resource.name] = {name: value for name, value in limits.items() if value}
     if missing:
-        # These topics were deleted meanwhile, or the asked broker's metadata is older than that of their source.
+        # These topics have been deleted, or the asked broker's metadata is older than the metadata that named them.
         known = (await client.refresh_metadata(missing, elsewhere=True)).topics
         for name, error in missing.items():
             if name in known and known[name].error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

@@ -87,7 +87,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class PreferredPlan:
-    """For `due` partitions the preferred replica can be elected. `refused` says why it cannot for other partitions."""
+    """`due` are the partitions whose preferred replica can be elected. `refused` holds others, with the reason."""
 
     due: list[TopicPartition] = field(default_factory=list)
     not_needed: list[TopicPartition] = field(default_factory=list)
@@ -120,7 +120,7 @@ def _obstacle(partition: PartitionView, view: ClusterView, log_ends: LogEnds) ->
     preferred, known = partition.replicas[0], Circumstances(view.brokers.keys(), log_ends)
     why = absence(partition, preferred, known)
     if preferred in partition.isr and outage(partition, preferred, known) is None:
-        # A broker that hangs stays in the ISR until it was behind for replica.lag.time.max.ms.
+        # A broker that hangs stays in the ISR until it has been behind for replica.lag.time.max.ms.
         end = log_ends.get(preferred)
         hangs = isinstance(end, KafkaError) and end.code is ErrorCode.NETWORK_EXCEPTION
         return f"PREFERRED_LEADER_NOT_AVAILABLE: {why}" if hangs else None
@@ -154,7 +154,7 @@ def unsettled(before: ClusterView, now: ClusterView, elected: Iterable[TopicPart
         if each.leader == NO_LEADER:
             found[key] = "has no leader"
         elif each.leader == was.leader and each.leader_epoch == was.leader_epoch:
-            found[key] = f"is led by broker {each.leader} still"
+            found[key] = f"is still led by broker {each.leader}"
         elif lost:
             why = "; ".join(absence(each, member, Circumstances(now.brokers.keys())) for member in lost)
             found[key] = f"had the ISR {joined(was.isr)} and has {joined(each.isr)}: {why}"

@@ -17,7 +17,7 @@ from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 
 # A line has at most this many names before "and N more".
 NAMED: Final = 3
-# A disk with a smaller free part is a finding.
+# A disk whose free fraction is smaller than this is a finding.
 LEAST_FREE: Final = 0.1
 # An imbalance of leaders up to this percentage is normal (Kafka's leader.imbalance.per.broker.percentage).
 NORMAL_IMBALANCE_PERCENT: Final = 10
@@ -149,7 +149,7 @@ def offline_partitions(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _min_isr(facts: ClusterFacts) -> Iterator[Finding]:
     yield from _about("under_min_isr", _led(facts, Predicate.UNDER_MIN_ISR), ("producers with acks=all are refused",))
-    # Only partitions that have lost an in-sync replica: with min.insync.replicas replicas, this state is normal.
+    # Only partitions that have lost an in-sync replica: one with exactly min.insync.replicas replicas is always here.
     at_minimum = _led(facts, Predicate.AT_MIN_ISR)
     yield from _about("at_min_isr", {key: each for key, each in at_minimum.items() if is_under_replicated(each)})
 

@@ -38,14 +38,14 @@ from klamm.znodes.topics import is_legal_topic_name
 if TYPE_CHECKING:
     from klamm.client.admin.configs import ConfigEntry
 
-# An event in progress for longer, or a request without an answer for longer, is an obstacle.
+# An event that is in progress for longer than this, or a request unanswered for longer, is an obstacle.
 LONG_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A remedy. `command` has a line for each call; it is empty if no command does it. `price` says what is lost or
-    given up; it is empty if the remedy costs nothing."""
+    """A remedy. `command` has one shell command in each line; it is empty if no command does the work. `price` says
+    what is lost or given up; it is empty if the remedy costs nothing."""
 
     text: str
     command: str = ""
@@ -455,7 +455,8 @@ def _reassignment(facts: PartitionFacts) -> Condition:
 
 
 def cancel_command(key: TopicPartition, view: PartitionView, reach: Sequence[str]) -> str:
-    """The calls that cancel one partition's reassignment: a plan that names the partition, and its cancellation.
+    """The shell commands that cancel one partition's reassignment: they write a plan that names the partition, and
+    cancel it.
 
     Throttles stay: they may belong to another reassignment, and those of a dead broker cannot be removed.
     """
@@ -483,12 +484,12 @@ def _off_preferred(facts: PartitionFacts) -> Condition:
 
 
 def controller_command(verb: str, reach: Sequence[str]) -> str:
-    """The call of `klamm controller`."""
+    """A `klamm controller` command, with the options that reach the cluster."""
     return shlex.join(("klamm", "controller", verb, *reach))
 
 
 def elect_preferred_command(key: TopicPartition, reach: Sequence[str]) -> str:
-    """The call that elects a partition's preferred leader; empty for an invalid topic name."""
+    """The command that elects a partition's preferred leader; empty for an invalid topic name."""
     if not is_legal_topic_name(key.topic):
         return ""
     call = ("klamm", "elect", "preferred", "--topic", key.topic, "--partition", str(key.partition), *reach)

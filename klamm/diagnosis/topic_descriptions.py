@@ -3,7 +3,7 @@
 The line of a healthy partition is that of kafka-topics 2.8.2, character for character. The line of an unhealthy
 partition has one more column at its end, with the reasons.
 
-As in Kafka, adding replicas neither count in the replication factor nor as missing in the ISR.
+As in Kafka, adding replicas do not count in the replication factor, and do not count as missing in the ISR.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from klamm.protocol.vocabulary import NO_LEADER, encode_topic_id
 class TopicDescription:
     """A topic. `configs` are the configs that differ from the default.
 
-    `min_insync_replicas` and `unclean` (unclean.leader.election.enable) are None when the source does not tell.
+    `min_insync_replicas` and `unclean` (unclean.leader.election.enable) are None when the source does not report them.
     `reasons` has the reasons of each unhealthy partition.
     """
 

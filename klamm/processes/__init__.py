@@ -1,1 +1,1 @@
-"""klamm's servers as processes: what forks, starts, watches and stops them, for the commands and for tests."""
+"""Runs klamm's servers as processes: forks, starts, watches and stops them, for the commands and for tests."""

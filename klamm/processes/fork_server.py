@@ -9,9 +9,9 @@ holds no state but its children. It runs as
   "log": path}` forks a server. `{"signal": id, "number": n}` sends a signal. `{"remove": directory}` has the helper
   remove the directory when its owner is gone; `{"forget": directory}` cancels that. End of file means the owner is
   gone.
-- EVENTS, a pipe shared with the children: JSON lines to the owner, each written at once and shorter than PIPE_BUF, so
-  that they never mix: `started` (pid), `ready` (the server's details), `failed` (reason), `paused`, `resumed`,
-  `exited` (code).
+- EVENTS, a pipe shared with the children: JSON lines to the owner. Each line is one write shorter than PIPE_BUF, so
+  lines never mix: `started` (pid), `ready` (the server's details), `failed` (reason), `paused`, `resumed`, `exited`
+  (code).
 - LIFELINE, a pipe without data: its end of file tells every child that the owner is gone.
 """
 
@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from klamm.base.visible import visible
 from klamm.processes.tool_errors import EXIT_FAILED, EXIT_OK, ToolError
 
-# How long the children of an owner that is gone may take to stop before they are killed.
+# After the owner is gone, its children have this long to stop before they are killed.
 ORPHAN_GRACE_S = 15.0
 REASON_LIMIT = 500
 

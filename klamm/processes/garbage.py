@@ -2,7 +2,7 @@
 
 Reference counts free almost everything in klamm; the collector is needed only for a few cycles (connections, failed
 tasks). With CPython's defaults it walks through all live objects again and again. In a controller of 50,000 partitions
-that takes a third of the time of a failover, and up to 0.2 s at once.
+that takes a third of the time of a failover, and holds the loop for up to 0.2 s.
 
 So objects that have survived two young collections are frozen: the collector no longer looks at them. Cycles among the
 frozen objects need a full collection, which does hold the loop for long: it runs once an hour, and only if objects were
@@ -13,7 +13,7 @@ import asyncio
 import gc
 from typing import Any
 
-# After this many new objects that hold references, the young ones are collected; this takes about a millisecond.
+# The young generation is collected after this many new container objects, which takes about a millisecond.
 YOUNG_OBJECTS = 10_000
 # After this many young collections the survivors are collected once more, and then frozen.
 YOUNG_COLLECTIONS = 1
@@ -21,7 +21,7 @@ FULL_COLLECTION_SECONDS = 3600
 
 
 class GarbageCollection:
-    """The module's tuning, from construction to `stop`. A process has one collector, so it has one of these."""
+    """Applies the module's tuning from construction to `stop`. A process has one collector, so one instance."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

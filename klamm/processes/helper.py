@@ -78,7 +78,7 @@ class Helper:
             return self._next_id
 
     def send_signal(self, server: int, number: int) -> None:
-        """Sends a signal to a server that still runs. Only the helper knows whether the pid still belongs to it."""
+        """Sends a signal to a server that still runs. Only the helper knows whether the server still has its pid."""
         with self._changed:
             if server in self._on_event:
                 self._send({"signal": server, "number": number})
@@ -93,7 +93,7 @@ class Helper:
             self._send({"forget": directory})
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits until the condition is true; returns False on timeout. Each change of a server's state checks it."""
+        """Waits until the condition is true, and checks it when a server's state changes. Returns False on timeout."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 

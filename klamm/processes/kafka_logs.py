@@ -16,13 +16,13 @@ from klamm.base.visible import visible
 from klamm.controller.state_change_log import CONTROLLER_LOGGER
 
 HOUR_S = 3600
-# Log4j's names of levels that Python names otherwise or does not have.
+# Log4j's names for levels that Python names differently or lacks.
 _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
 
 
 class KafkaFormatter(logging.Formatter):
-    """Formats each line of a `LogLines` as a line with its own time, and any other log record as one line, whatever
-    clients have put into their ids. The lines of a traceback are indented, so that none begins as an entry does."""
+    """Formats each line of a `LogLines` as a line with its own time, and any other log record as one line, even if a
+    client id contains line breaks. The lines of a traceback are indented, so that they do not look like entries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class HourlyFile(TimedRotatingFileHandler):
 
 
 def open_kafka_logs(directory: str) -> None:
-    """Opens the two files in `directory` (made if absent) and sends their loggers' lines to them. Raises OSError.
+    """Opens the two files in `directory` (made if absent) and sends the lines of their loggers to them. Raises OSError.
 
     A logger without a level of its own writes lines of level INFO and above.
     """

@@ -1,11 +1,11 @@
 """A cluster on this machine: embedded ZooKeeper and brokers, each a process of its own, with all data in one directory.
 
-`klamm up` runs `LocalCluster`. With faults it is `klamm.faults.local_cluster`, for a control port and `klamm.testing`.
+`klamm up` runs `LocalCluster`. `klamm.faults.local_cluster` adds faults, for a control port and for `klamm.testing`.
 
 What must stay true:
 - Ready means ready: when `start` returns, every broker serves clients and knows all the others.
-- A server keeps its address while the cluster lives, also while it is down. No other program gets a port that the
-  cluster has chosen.
+- A server keeps its address while the cluster lives, even while the server is down. No other program gets a port that
+  the cluster has chosen.
 """
 
 import socket
@@ -41,7 +41,7 @@ def process_name(server: Server) -> str:
 
 
 def server_of(name: str) -> Server | None:
-    """The server of a process; None for a process that is no part of the cluster, as the cockpit's."""
+    """The server of a process; None for a process that is not a server of the cluster, such as the cockpit."""
     broker = name.removeprefix("broker-")
     return ZOOKEEPER if name == ZOOKEEPER else int(broker) if broker.isdecimal() else None
 
@@ -55,8 +55,8 @@ def listeners_of(broker: ServerProcess) -> list[Address]:
 class ReservedPort:
     """A free port of `host`, chosen by the system.
 
-    The socket is bound and never listens. The system gives its port to no program that asks for any free port, and to
-    no outgoing connection; a server that names the port (and sets SO_REUSEADDR, as servers do) gets it.
+    The socket is bound and never listens. So the system does not give the port to a program that asks for any free
+    port, or to an outgoing connection. A server that names the port and sets SO_REUSEADDR, as servers do, gets it.
     """
 
     def __init__(self, host: str) -> None:
@@ -72,13 +72,16 @@ class ReservedPort:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a cluster is made of.
+    """The configuration of a cluster.
 
     - `brokers`: how many it starts with; their ids begin at 0.
-    - `port`: of the first broker, the others follow. 0 takes any free ports, as `zookeeper_port` does.
+    - `port`: the first broker's port; the other brokers have the next ports. 0 means any free port for each broker, and
+      likewise for `zookeeper_port`.
     - `zookeeper`: the connect string of a ZooKeeper to use instead of one of its own.
-    - `min_session_timeout_ms`: the shortest that its own ZooKeeper grants; None keeps the server's default.
-    - `overrides`: properties of all brokers; `own`: of single brokers, by id. They win over those of `properties`.
+    - `min_session_timeout_ms`: the shortest session timeout that the cluster's own ZooKeeper grants; None keeps the
+      server's default.
+    - `overrides`: properties of all brokers; `own`: properties of single brokers, by id. Both take precedence over the
+      defaults in `properties()`.
     - `throwaway`: the directory is removed at the end; see `Processes`.
     - `timeout_s`: how long servers may take to become ready.
     """
@@ -95,7 +98,7 @@ class Plan:
     timeout_s: float = READY_TIMEOUT_S
 
     def port_of(self, broker: int) -> int:
-        """The port that a broker shall have; 0 for any."""
+        """The port for a broker; 0 means any free port."""
         return self.port + broker if self.port else 0
 
     def properties(self, broker: int, *, port: int, zookeeper: str) -> dict[str, str]:
@@ -121,7 +124,7 @@ class Plan:
 class LocalCluster:
     """The servers of one cluster, until `close`. A given `helper` is shared and outlives the cluster.
 
-    `processes` may have more servers than those of the cluster: they end with it.
+    `processes` may also hold servers that are not part of the cluster; they end with it.
     """
 
     preload: ClassVar[tuple[str, ...]] = PRELOAD
@@ -155,7 +158,7 @@ class LocalCluster:
         return self.wait_ready({broker: self.addresses[broker] for broker in self.broker_ids})
 
     def close(self, *, kill: bool = False) -> None:
-        """Stops the brokers together, then ZooKeeper; or kills all, as an interrupt does meanwhile. Idempotent."""
+        """Stops all brokers at once, then ZooKeeper. With `kill`, or on an interrupt, kills all. Idempotent."""
         try:
             if kill:
                 self.processes.kill()
@@ -167,7 +170,7 @@ class LocalCluster:
         finally:
             self._reserved.close()
 
-    # -- what there is --------------------------------------------------------------------------------------------
+    # -- the servers ----------------------------------------------------------------------------------------------
 
     @property
     def servers(self) -> list[Server]:
@@ -181,7 +184,7 @@ class LocalCluster:
 
     @property
     def brokers(self) -> list[ServerProcess]:
-        """The present or last processes of the brokers that have been launched."""
+        """The current or last process of each broker that has been launched."""
         names = map(process_name, self.broker_ids)
         return [self.processes.servers[name] for name in names if name in self.processes.servers]
 
@@ -196,7 +199,7 @@ class LocalCluster:
         return self._text(ZOOKEEPER) if self.plan.zookeeper is None else self.plan.zookeeper
 
     def process(self, server: Server) -> ServerProcess:
-        """The present or last process of a server. Raises ServerFailed for a server that there is not."""
+        """The current or last process of a server. Raises ServerFailed if the cluster has no such server."""
         process = self.processes.servers.get(process_name(server)) if server in self.addresses else None
         if process is None:
             raise ServerFailed(f"this cluster has no server {server!r}; allowed: {', '.join(map(repr, self.servers))}")
@@ -227,7 +230,7 @@ class LocalCluster:
         self.processes.start(process_name(server), target, arguments)
 
     def broker_server(self, broker: int) -> tuple[str, dict[str, Any]]:
-        """Target and arguments of a broker's process."""
+        """The target and arguments of a broker's process."""
         properties = self.plan.properties(broker, port=self.addresses[broker][1], zookeeper=self.zookeeper)
         return BROKER, {
             "properties": properties,
@@ -264,7 +267,7 @@ class LocalCluster:
 
     def wait_ready(self, brokers: Mapping[int, Address]) -> int:
         """Returns the controller's id once every one of these brokers knows all of them. Raises ServerFailed."""
-        # Not at the top, nor asyncio below: every command imports this module.
+        # Imported here, like asyncio below, because every command imports this module.
         from klamm.processes.readiness import NotReady, wait_until_ready
 
         try:
@@ -286,7 +289,7 @@ class LocalCluster:
     # -- for subclasses -------------------------------------------------------------------------------------------
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine of the cluster's and returns its result."""
+        """Runs a coroutine for the cluster and returns its result."""
         import asyncio
 
         return asyncio.run(coroutine)

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# How long the end of the loop waits for what it has cancelled.
+# How long `close` waits for the tasks that it has cancelled.
 CLOSE_TIMEOUT_S = 5.0
-# How often a caller looks whether the thread that it waits for is alive.
+# How often a waiting caller checks that the loop's thread is alive.
 LOOK_EVERY_S = 1.0
 
 DIED = "the thread of the loop has died"
@@ -27,13 +27,13 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._has_ended = False
-        # What was given to the loop before its end is cancelled by it; nothing comes after.
+        # Guards `_has_ended`, so that no coroutine is given to the loop after `close` has cancelled the others.
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine and returns its result or raises its error. An interrupt of the caller cancels it.
+        """Runs a coroutine and returns its result or raises its error. Cancels it if the caller is interrupted.
 
         Raises LoopEnded.
         """
@@ -59,7 +59,7 @@ class LoopThread:
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
-        """Cancels what still runs and ends the thread. Idempotent."""
+        """Cancels the tasks that still run and ends the thread. Idempotent."""
         with self._lock:
             if self._has_ended:
                 return
@@ -70,12 +70,12 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
         else:
-            # What the thread has left is cancelled in this one.
+            # The loop's thread has died, so this thread cancels the remaining tasks.
             self._loop.run_until_complete(asyncio.wrap_future(ending, loop=self._loop))
         self._loop.close()
 
     def _wait_for(self, future: "concurrent.futures.Future[Any]") -> None:
-        """Returns when the future is done, or never will be."""
+        """Returns when the future is done, or when the loop's thread has died."""
         while not future.done() and self._thread.is_alive():
             concurrent.futures.wait((future,), LOOK_EVERY_S)
 

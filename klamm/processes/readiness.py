@@ -9,7 +9,7 @@ from klamm.client.metadata import ClusterMetadata, metadata_of
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.protocol.vocabulary import NO_LEADER
 
-# How the cluster's own requests name themselves: faults do not concern them.
+# The client id of the cluster's own requests, which faults never strike.
 CLIENT_ID = "klamm-cluster"
 
 ASK_EVERY_S = 0.01
@@ -22,13 +22,13 @@ CheckAlive = Callable[[], None]
 
 
 class NotReady(Exception):
-    """The cluster is not ready in time; the message says what each broker does not know yet."""
+    """The cluster was not ready in time; the message says what each broker does not know yet."""
 
 
 async def wait_until_ready(brokers: Mapping[int, Address], timeout_s: float, check_alive: CheckAlive) -> int:
     """Returns the controller's id once every one of these brokers knows all of them, and the same controller.
 
-    A broker learns this from the active controller alone. Raises NotReady, and what `check_alive` raises.
+    Brokers learn both only from the active controller. Raises NotReady, and what `check_alive` raises.
     """
     answers = await wait_for_metadata(
         brokers, (), lambda answer: _knows_cluster(answer, brokers), timeout_s, check_alive

@@ -27,7 +27,7 @@ class Server(Protocol):
     """A server that `run_server` can run."""
 
     new_event_loop: Callable[[], asyncio.AbstractEventLoop]
-    """Makes the loop on which it runs."""
+    """Makes the loop on which the server runs."""
 
     async def start(self) -> Mapping[str, Any]:
         """Returns when clients are served; the result holds the server's ports and addresses (JSON values).

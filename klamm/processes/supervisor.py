@@ -139,7 +139,7 @@ class ServerProcess:
         return self.wait_ready(timeout_s)
 
     def log_tail(self, lines: int = 10) -> str:
-        """The last lines of its log since its start."""
+        """The last lines of the server's log since its start."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(self._log_start, self.log.stat().st_size - 65536))
@@ -189,11 +189,11 @@ class ServerProcess:
 class Processes:
     """The servers of one cluster. `directory` (made if absent) holds the log of each server as NAME.log.
 
-    A given `helper` is shared and outlives this object; without one, these servers get a helper of their own, which
-    has imported `preload`. A
-    `throwaway` directory is removed at the end, by the helper if this process is killed; its servers are then killed
-    instead of stopped. `on_change` is called in another thread with each server that has changed and the name of the
-    change: started, ready, failed, paused, resumed, exited, or lost, which means exited with the helper.
+    A given `helper` is shared and outlives this object; without one, these servers get a helper of their own, which has
+    imported `preload`. A `throwaway` directory is removed at the end. If this process is killed, the helper kills the
+    servers of a throwaway directory and removes it. `on_change` is called in another thread with each server that has
+    changed and the name of the change: started, ready, failed, paused, resumed, exited, or lost, which means exited
+    with the helper.
     """
 
     def __init__(
@@ -233,11 +233,11 @@ class Processes:
         return server
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits until the condition is true; returns False on timeout. Each change of a server's state checks it."""
+        """Waits until the condition is true, and checks it when a server's state changes. Returns False on timeout."""
         return self._helper.wait(condition, timeout_s)
 
     def close(self, timeout_s: float = STOP_TIMEOUT_S, *, together: Sequence[ServerProcess] = ()) -> None:
-        """Stops all servers: first those of `together`, at once; then the rest, last started first. Idempotent.
+        """Stops all servers: those of `together` at once, then the others, the last started first. Idempotent.
 
         A server that does not stop within `timeout_s` is killed.
         """

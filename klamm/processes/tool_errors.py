@@ -2,10 +2,10 @@
 
 | code | meaning |
 |---|---|
-| 0 | done; a server was stopped by SIGTERM or Ctrl-C; the reader of the output has closed it |
+| 0 | done; a server was stopped by SIGTERM or Ctrl-C; the program that reads the output has closed it |
 | 1 | failed; the reason is on stderr |
 | 2 | the command was called wrongly |
-| 3 | something is not known: a broker has not answered, or a verification could not find out; the output says what |
+| 3 | the result is incomplete: a broker did not answer, or a verification reached no verdict; the output says why |
 | 130 | interrupted by Ctrl-C; `produce` and `consume` also by SIGTERM |
 """
 
@@ -21,7 +21,7 @@ EXIT_USAGE: Final = 2
 EXIT_INCOMPLETE: Final = 3
 EXIT_INTERRUPTED: Final = 130
 
-# The text that asyncio and uvloop give the error about an address that cannot be bound.
+# The text of asyncio's and uvloop's error about an address that cannot be bound.
 _BIND_ERROR = re.compile(r"error while attempting to bind on address \('(?P<host>.*)', (?P<port>\d+).*\): (?P<why>.*)")
 
 

@@ -32,7 +32,7 @@ async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
 
 
 async def close_in_thread(cluster: Cluster, error: BaseException | None = None) -> None:
-    """Closes a cluster; a cancellation does not stop that."""
+    """Closes a cluster, even if the caller is cancelled."""
     await asyncio.shield(in_thread(cluster.close, error))
 
 
@@ -98,7 +98,7 @@ class AsyncCluster(Twin[Cluster], ClusterFacts, FaultsOfAnswers[AsyncAnswer]):
         return AsyncAnswer(self.faults, fault)
 
     async def until(self, condition: Callable[[], Awaitable[Any] | Any], timeout: float = TIMEOUT_S) -> Any:  # noqa: ASYNC109
-        """As Cluster.until; the condition may be a coroutine function, which a condition on this object needs."""
+        """Like Cluster.until. A condition that calls this object must be a coroutine function."""
         require_asyncio()
         wait = Wait(condition, timeout, self.describe)
         while True:

@@ -1,4 +1,4 @@
-"""A real klamm cluster for a test: every broker and its ZooKeeper a process, ready in about a second, gone at the end.
+"""A real klamm cluster for a test: each broker and ZooKeeper is a process, ready in about a second, gone at the end.
 
     with Cluster(brokers=3) as c:
         c.create_topic("orders", partitions=3)
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
-# A broker that does not answer for so long has no records in a recording.
+# A recording leaves out the records of a broker that does not answer within this time.
 RECORDS_TIMEOUT_S = 2.0
 # The cluster sets these for each broker; other values would break it.
 OWN_PROPERTIES = ("broker.id", "zookeeper.connect", "log.dirs", "log.dir", "listeners", "advertised.listeners")
@@ -68,14 +68,14 @@ failed_clusters: "deque[Cluster]" = deque(maxlen=4)
 class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     """A cluster with `brokers` brokers (ids from 0) for the time of a `with` block.
 
-    - `properties`: broker properties for all brokers, by Kafka's names; `broker_properties`: for single brokers, by id.
-      An unknown property raises ValueError.
+    - `properties`: properties of all brokers, by Kafka's names; `broker_properties`: properties of single brokers, by
+      id. An unknown property raises ValueError.
     - `zookeeper`: the connect string of a ZooKeeper to use instead of one of its own.
     - `zookeeper_session_timeout_ms`: how soon a killed or paused broker counts as dead. Kafka's default is 18,000.
     - `directory`: where data and logs are kept, instead of a temporary directory that is removed. A cluster that starts
       in the directory of an earlier cluster has its data.
     - `keep_on_failure`: a temporary directory stays when the block ends with an error; the error names the directory.
-    - `helper`: shared by several clusters; each of them then starts half a second faster.
+    - `helper`: a helper process that several clusters share; each of them then starts half a second faster.
     - `control`: opens a port for faults from other languages, at `control_url` with `control_token` (docs/faults.md).
 
     `async with Cluster(...) as c` gives an AsyncCluster: the same methods as coroutines.
@@ -105,16 +105,17 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
         self.keeps_on_failure = keep_on_failure or directory is not None
         self._helper = helper
         self._wants_port = control
-        # The present or last cluster; `_observer` once it is ready.
+        # The current or last cluster. `_observer` is set once the cluster is ready.
         self._cluster: ClusterUnderFaults | None = None
         self._is_open = False
         self._observer: Observer | None = None
         self._spool = Spool()
-        # The controllers' records, read at the end of a cluster with an error.
+        # The controllers' records, read when the cluster ends with an error.
         self._last_records: list[Json] = []
 
     def __deepcopy__(self, memo: object) -> Self:
-        # For each test, Django copies what setUpTestData has kept. The processes behind this object exist once.
+        # Django copies the objects of setUpTestData for each test, but the processes behind this object exist only
+        # once.
         return self
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -181,8 +182,8 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     def close(self, error: BaseException | None = None) -> None:
         """Ends the cluster; `error` is the test's own failure. Idempotent.
 
-        Raises ClusterError when a server had died by itself, and not because a fault had struck its disk, and the test
-        has no failure of its own.
+        Raises ClusterError when a server has died by itself and the test has no failure of its own. A death that a disk
+        fault has caused does not count.
         """
         if not self._is_open:
             return
@@ -198,7 +199,7 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
             error.add_note(f"klamm: data and logs of the cluster are in {cluster.plan.directory}")
         if observer is not None:
             cluster.run(observer.close())
-        # Where files or znodes outlive this cluster, its brokers stop cleanly.
+        # If files or znodes outlive this cluster, its brokers stop cleanly.
         cluster.close(kill=self._wanted_directory is None and self._external_zookeeper is None)
         if died and error is None:
             raise ClusterError("died by itself: " + "; ".join(died))
@@ -250,26 +251,27 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
         return answer
 
     def isr(self, topic: str, partition: int = 0) -> list[int]:
-        """The in-sync replicas of a partition, in the controller's order. Like `leader`."""
+        """The in-sync replicas of a partition, in the controller's order. Raises like `leader`."""
         state = self._state(topic, partition)
         answer = [] if state is None else list(state.isr)
         note("isr", topic, partition, answer=answer)
         return answer
 
     def replicas(self, topic: str, partition: int = 0) -> list[int]:
-        """The brokers that a partition is assigned to, the preferred leader first. Like `leader`."""
+        """The brokers that a partition is assigned to, the preferred leader first. Raises like `leader`."""
         found = self._run(self._observing.replicas(topic))
         answer = _of(found, topic, partition)
         note("replicas", topic, partition, answer=answer)
         return answer
 
     def followers(self, topic: str, partition: int = 0) -> list[int]:
-        """The replicas of a partition that do not lead it, in sync or not. Like `leader`."""
+        """The replicas of a partition that do not lead it, in sync or not. Raises like `leader`."""
         leader = self.leader(topic, partition)
         return [broker for broker in self.replicas(topic, partition) if broker != leader]
 
     def under_replicated(self) -> list[PartitionKey]:
-        """The partitions of all topics with a replica that is not in sync. Those that a reassignment adds do not count.
+        """The partitions of all topics with a replica that is not in sync. Replicas that a reassignment adds do not
+        count.
 
         Raises ClusterError for a partition whose state cannot be read.
         """
@@ -292,8 +294,8 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     ) -> None:
         """Creates a topic and returns when every running broker knows a leader for each partition.
 
-        `replication_factor` None: the brokers' default.replication.factor, which is min(3, brokers) here. Raises
-        KafkaError when the controller refuses.
+        None as `replication_factor` means the brokers' default.replication.factor, which is min(3, brokers) here.
+        Raises KafkaError when the controller refuses.
         """
         factor = NO_REPLICATION_FACTOR if replication_factor is None else replication_factor
         topic = NewTopic(name, partitions, factor, configs=dict(_texts(configs or {})))
@@ -332,7 +334,7 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     def history(self) -> History:
         """What has happened since the cluster began to start, in order: elections, ISR changes, truncations, faults ...
 
-        What a call to this cluster or a client could see before is in it.
+        It includes everything that an earlier call to this cluster, or a client, could have seen.
         """
         if self._cluster is None:
             return History()
@@ -347,7 +349,7 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
         return Network(self.faults, lambda: self.brokers)
 
     def kill(self, server: Server) -> None:
-        """kill -9; returns when the process is gone. The others notice when its ZooKeeper session expires."""
+        """kill -9; returns when the process is gone. The other brokers notice when its ZooKeeper session expires."""
         with told():
             self._local.kill(server)
 
@@ -359,8 +361,8 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     def start(self, server: Server, properties: Mapping[str, object] | None = None, *, wait: bool = True) -> None:
         """Starts a stopped or killed server at its old address, with its data; returns when it is ready.
 
-        `properties` are set in addition to those that a broker had. With `wait=False` the method returns when the
-        process is there, for a server that faults keep from being ready.
+        `properties` are added to those that the broker had. With `wait=False` the method returns as soon as the process
+        exists: for a server that faults keep from becoming ready.
         """
         if self._process(server).running:
             raise ClusterError(f"{process_name(server)} is running")
@@ -386,7 +388,7 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
             self._local.pause(server)
 
     def resume(self, server: Server) -> None:
-        """Continues a paused server; returns when a broker has the faults of the meantime."""
+        """Continues a paused server; returns when a broker has received the faults that were installed meanwhile."""
         self._require_running(server)
         with told():
             self._local.resume(server)
@@ -394,8 +396,8 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     def heal(self) -> None:
         """Removes all faults, resumes and starts all servers; returns when every replica is in sync.
 
-        The leaders stay where they are. Raises ClusterError for a server that has died by itself, and not because a
-        fault has struck its disk.
+        The leaders stay where they are. Raises ClusterError for a server that has died by itself, unless a disk fault
+        has caused that.
         """
         died = self._died()
         self.faults.remove_all()
@@ -415,9 +417,9 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     def until(self, condition: Callable[[], T], timeout: float = TIMEOUT_S) -> T:
-        """Waits until `condition()` is true (in Python's sense: broker id 0 is not), and returns its value.
+        """Waits until `condition()` is true (in Python's sense: broker id 0 is false), and returns its value.
 
-        A condition that raises AssertionError or ClusterError is not true yet. Raises NotInTime after `timeout`
+        A condition that raises AssertionError or ClusterError counts as false. Raises NotInTime after `timeout`
         seconds; its message says what was seen last.
         """
         wait = Wait(condition, timeout, self.describe)
@@ -450,7 +452,7 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
             return self._cluster.run(coroutine)
 
     def _died(self) -> list[ServerProcess]:
-        """The servers that have ended by themselves, and not because a fault had struck their disk."""
+        """The servers that have ended by themselves, except those that a disk fault has ended."""
         ended = self._local.died()
         history = self.history if ended else History()
         return [
@@ -465,12 +467,12 @@ class Cluster(ClusterFacts, AnswerFaults, ServerFaults):
             raise ClusterError(process.obituary())
 
     def _wait_ready(self) -> None:
-        """Waits until every broker that can answer knows all such brokers and the controller; else not at all."""
+        """Waits until every broker that can answer, if any, knows all such brokers and the controller."""
         if brokers := self._local.reachable():
             self._local.wait_ready(brokers)
 
     def _operate(self, operation: str, *servers: Server) -> None:
-        """What the control port asks for; see `klamm.faults.local_cluster.Operate`."""
+        """Carries out an operation for the control port; see `klamm.faults.local_cluster.Operate`."""
         try:
             getattr(self, operation)(*servers)
         except ClusterError as error:

@@ -6,11 +6,11 @@ class ClusterError(Exception):
 
 
 class ClusterEnded(ClusterError):
-    """The cluster has ended, or has not begun."""
+    """The cluster has ended, or has not started."""
 
 
 class NotInTime(ClusterError, AssertionError):
-    """A condition did not come true in time; the message says what was seen last.
+    """A condition did not become true in time; the message says what was seen last.
 
     It is an AssertionError too: for a test, this is a failed expectation.
     """

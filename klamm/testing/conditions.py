@@ -1,4 +1,4 @@
-"""Waits for a condition; if it does not come true, the message says what the condition saw.
+"""Waits for a condition; if it does not become true, the message says what the condition saw.
 
 While a condition is evaluated, each of its calls to a cluster is noted with the result. So the message for a condition
 such as `lambda: c.leader("orders", 0) == 2` names the actual leader, not only that the condition was false.
@@ -42,7 +42,7 @@ def note(question: str, *arguments: object, answer: object) -> None:
 
 
 class Wait:
-    """One wait for a condition. `explain` returns more text for the message when the condition does not come true.
+    """One wait for a condition. `explain` returns more text for the message of NotInTime.
 
     wait = Wait(condition, timeout_s, explain)
     while True:

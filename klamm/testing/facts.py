@@ -1,4 +1,4 @@
-"""What a running cluster tells at once, to threads and to coroutines alike: addresses, servers, directories, logs."""
+"""Facts about a cluster that need no waiting, for threads and coroutines: addresses, servers, directories, logs."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from klamm.processes.readiness import NotReady
 from klamm.processes.supervisor import ServerFailed, ServerProcess
 from klamm.testing.cluster_errors import ClusterEnded, ClusterError
 
-# A message has so many lines of the history.
+# A message shows at most this many lines of the history.
 DESCRIBED_LINES = 20
 
 
@@ -37,7 +37,7 @@ class Broker:
 
 
 class ClusterFacts(ABC):
-    """Raises ClusterEnded for a cluster that does not run."""
+    """The facts. Each of them raises ClusterEnded if the cluster does not run."""
 
     @property
     @abstractmethod
@@ -55,7 +55,8 @@ class ClusterFacts(ABC):
 
     @property
     def control_url(self) -> str:
-        """Where a Cluster(control=True) takes faults over HTTP. Raises ClusterError without such a port."""
+        """The URL at which a Cluster(control=True) accepts faults over HTTP. Raises ClusterError without such a
+        port."""
         return self._port[0]
 
     @property
@@ -87,7 +88,7 @@ class ClusterFacts(ABC):
 
     @property
     def directory(self) -> Path:
-        """Where the data directories and logs of all servers are."""
+        """The directory with the data directories and logs of all servers."""
         return self._local.plan.directory
 
     def data_directory(self, server: Server) -> Path:
@@ -125,7 +126,7 @@ class ClusterFacts(ABC):
 
 @contextlib.contextmanager
 def told() -> Iterator[None]:
-    """Turns errors of the packages below into ClusterErrors."""
+    """Turns errors of klamm.processes and klamm.faults into ClusterErrors."""
     try:
         yield
     except (ServerFailed, NotReady, FaultError) as error:

@@ -1,4 +1,4 @@
-"""Schedules of faults that hypothesis draws, and shrinks to the least that makes a test fail. Needs `hypothesis`.
+"""Schedules of faults that hypothesis draws, and shrinks to the smallest that makes a test fail. Needs `hypothesis`.
 
     @given(schedule=fault_schedules(brokers=3, steps=20))
     @settings(deadline=None, max_examples=10)
@@ -13,7 +13,7 @@ A schedule counts the steps of its test, not seconds, so it strikes at the same 
 
 What must stay true:
 - A drawn schedule leaves enough of the cluster: at most `max_down` brokers are down, paused or cut off at a time, and
-  answers have only errors that clients repeat their requests after.
+  answers have only errors after which clients repeat their requests.
 - When the `with` block ends, the cluster is whole, also after a failure.
 """
 
@@ -32,7 +32,7 @@ from klamm.testing.faults.faults import FaultHandle, Faults
 Kind = Literal["servers", "answers", "network"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
-# Errors that clients repeat the request after, by themselves.
+# Errors after which clients repeat the request by themselves.
 RETRIABLE = {
     "Produce": ("NOT_LEADER_OR_FOLLOWER", "NOT_ENOUGH_REPLICAS", "REQUEST_TIMED_OUT"),
     "Fetch": ("NOT_LEADER_OR_FOLLOWER",),
@@ -46,7 +46,7 @@ MOST_TIMES = 3
 
 
 class ClusterLike(Protocol):
-    """What a schedule needs of a Cluster."""
+    """The part of a Cluster that a schedule uses."""
 
     @property
     def faults(self) -> Faults: ...
@@ -85,14 +85,14 @@ Trouble = Kill | Stop | Pause | Fault
 
 @dataclass(frozen=True)
 class Span:
-    """A trouble from one step of the test to another: it ends before the step `end`."""
+    """A trouble that lasts from the step `begin` of the test until before the step `end`."""
 
     trouble: Trouble
     begin: int
     end: int
 
     def __repr__(self) -> str:
-        # A fault has many fields, of which an example needs those that are not as usual.
+        # A fault has many fields; an example shows only those that differ from the default.
         changed = [
             f"{one.name}={value!r}"
             for one in fields(self.trouble)
@@ -110,8 +110,7 @@ class Schedule:
 
     @contextmanager
     def on(self, cluster: ClusterLike) -> Iterator["Run"]:
-        """Plays the schedule on a cluster, of which at most a part may be in other trouble. The cluster is whole when
-        the block ends."""
+        """Plays the schedule on a cluster, and heals the cluster when the block ends."""
         try:
             yield Run(self, cluster)
         finally:
@@ -120,7 +119,7 @@ class Schedule:
 
 @dataclass
 class Run:
-    """One test's way through a schedule."""
+    """One test's run of a schedule."""
 
     schedule: Schedule
     cluster: ClusterLike
@@ -129,7 +128,7 @@ class Run:
     _handles: dict[int, FaultHandle] = field(default_factory=dict)
 
     def step(self) -> None:
-        """The test is about to take its next step: ends what ends here, and begins what begins here."""
+        """Ends the troubles that end at the test's next step, and begins those that begin there."""
         for number, span in enumerate(self.schedule.spans):
             if span.end == self.steps:
                 self._end(number, span.trouble)
@@ -215,7 +214,7 @@ def _network(broker: st.SearchStrategy[int], brokers: int) -> st.SearchStrategy[
 
 
 def _possible(spans: Sequence[Span], max_down: int) -> tuple[Span, ...]:
-    """The spans without those that would be too much for the cluster together with the spans before them."""
+    """The spans, without those that together with earlier spans would take down too much of the cluster."""
     kept: list[Span] = []
     for span in spans:
         broker = _down(span.trouble)
@@ -247,7 +246,7 @@ def _overlap(one: Span, other: Span) -> bool:
 
 
 def _down(trouble: Trouble) -> int | None:
-    """The broker that the others, or clients, do without."""
+    """The broker that other brokers or clients cannot reach because of this trouble, if any."""
     match trouble:
         case Kill(broker) | Stop(broker) | Pause(broker):
             return broker

@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def klamm_helper() -> "Iterator[Helper]":
-    """The helper process that starts all clusters of the session; each but the first starts in a tenth of a second."""
+    """The helper process that starts all clusters of the session, all but the first in a tenth of a second."""
     from klamm.testing.helper import Helper
 
     with Helper() as helper:
@@ -71,7 +71,7 @@ def klamm_cluster_factory(request: pytest.FixtureRequest) -> "Iterator[Callable[
 
     def start(brokers: int = 3, **options: Any) -> Cluster:
         options.setdefault("keep_on_failure", request.config.getoption("--klamm-keep"))
-        # Not earlier, so that a wrong marker is told before anything starts.
+        # The helper is requested only here, so that a wrong marker is reported before anything starts.
         cluster = Cluster(brokers, helper=request.getfixturevalue("klamm_helper"), **options)
         cluster.open()
         clusters.append(cluster)
@@ -86,7 +86,7 @@ def klamm_cluster_factory(request: pytest.FixtureRequest) -> "Iterator[Callable[
 
 @pytest.fixture
 def klamm_faults(request: pytest.FixtureRequest) -> "Iterator[Callable[[Cluster], list[FaultHandle]]]":
-    """For clusters that are shared: gives one the faults of the test's markers `klamm_faults` until the test ends.
+    """For shared clusters: gives a cluster the faults of the test's markers `klamm_faults` until the test ends.
 
     `klamm_faults(cluster)` returns their handles, those of the outermost marker first.
     """
@@ -139,7 +139,7 @@ def klamm_async_cluster(klamm_cluster: "Cluster") -> "AsyncCluster":
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """A test that is marked by itself, and has passed without its faults, fails."""
+    """Fails a test that has a marker `klamm_faults` of its own and has passed without those faults."""
     yield
     marked = any(marker.name == "klamm_faults" for marker in item.own_markers)
     if marked and not item.stash.get(_has_faults, False):
@@ -156,14 +156,14 @@ def pytest_runtest_makereport(
     if report.failed and call.excinfo is not None:
         item.stash[_failed] = call.excinfo.value
         if module is not None:
-            # pytest-timeout's alarm may come only here, and an error here would end the whole run.
+            # The alarm of pytest-timeout may come as late as here, and an error here would end the whole run.
             try:
                 for title, text in _sections(item, module.running_clusters, module.failed_clusters):
                     report.sections.append((title, text))
             except (Exception, pytest.fail.Exception) as error:
                 report.sections.append(("klamm", f"the clusters could not be described further: {error}"))
     if module is not None:
-        # An error of a cluster that a passed test has expected is none of the next test's.
+        # If a passed test has expected an error of its cluster, the next test's report must not show that cluster.
         module.failed_clusters.clear()
     return report
 

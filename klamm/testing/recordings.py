@@ -1,5 +1,5 @@
-"""Where recordings of failed tests are written: for the pytest plugin, for test cases of unittest, and for every other
-`with` block of a cluster that ends with an error.
+"""Writes recordings of failed tests: for the pytest plugin, for test cases of unittest, and for every other `with`
+block of a cluster that ends with an error.
 
 What must stay true: a recording that cannot be written does not hide the failure of the test.
 """
@@ -17,9 +17,9 @@ from klamm.testing.cluster_errors import ClusterError
 Write: TypeAlias = Callable[[Path], Path]
 """`Cluster.record`. Raises ClusterError."""
 
-# The longest name of a recording, without its number and its ending.
+# The maximum length of a recording's file name, without number and suffix.
 MAX_NAME: Final = 100
-# Without pytest, a process writes this many: hypothesis repeats a failing block many times.
+# Without pytest, a process writes at most this many: hypothesis repeats a failing block many times.
 MOST_NOTED: Final = 20
 _PYTEST_PLUGIN: Final = "klamm.testing.pytest_plugin"
 
@@ -36,7 +36,8 @@ class Recordings:
         return self._names.total()
 
     def lines(self, name: str, writers: Iterable[Write]) -> Iterator[str]:
-        """Writes recordings into files named after the test; gives for each how to open it, or why there is none."""
+        """Writes recordings into files named after the test; yields for each the command that opens it, or why it could
+        not be written."""
         try:
             if self._directory is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="klamm-recordings-"))
@@ -58,9 +59,9 @@ _recordings = Recordings()
 
 
 def note_recording(error: BaseException, write: Write, name: str = "cluster") -> None:
-    """Records the cluster whose test has failed with this error, and tells in the error's notes how to open the file.
+    """Records the cluster whose test has failed with this error, and adds a note to the error on how to open the file.
 
-    Where pytest runs, its report tells it instead. What ends a program or skips a test is no failure.
+    Under pytest, the test's report says that instead. An exception that ends the program or skips a test is no failure.
     """
     from unittest import SkipTest
 

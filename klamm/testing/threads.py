@@ -1,4 +1,4 @@
-"""The cluster's methods as coroutines: each call runs in a thread of asyncio's, so the test's event loop keeps running.
+"""The cluster's methods as coroutines: each call runs in a thread, so the test's event loop keeps running.
 
 class AsyncDog(Twin[Dog]):
     bark = awaited(Dog.bark)  # await AsyncDog(dog).bark(3)
@@ -18,7 +18,7 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class Twin(Generic[S_co]):
-    """An object whose methods are the coroutines of `original`, which documents them."""
+    """An object whose methods are coroutines that run those of `original`, which documents them."""
 
     def __init__(self, original: S_co) -> None:
         self._original = original
@@ -38,7 +38,8 @@ def awaited(
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a call in another thread. Raises ClusterError when the event loop is not asyncio's."""
+    """Calls a function in another thread and returns its result. Raises ClusterError if the event loop is not
+    asyncio's."""
     require_asyncio()
     return await asyncio.to_thread(function, *args, **kwargs)
 

@@ -9,8 +9,8 @@
 
 For coroutines: `class OrdersTest(ClusterTestCase, IsolatedAsyncioTestCase)`; `self.async_cluster` is the same cluster.
 
-What must stay true: each test begins with a cluster whose servers all run, without the faults of other tests, also when
-those fail. The state of the cluster at a failure stands in the notes of the error, and how to open its recording.
+What must stay true: each test begins with a cluster whose servers all run, without the faults of other tests, even if
+those have failed. The notes of a test's error hold the state of the cluster and the command that opens its recording.
 """
 
 import functools
@@ -59,7 +59,7 @@ class ClusterTestCase(unittest.TestCase):
         super().__init__(methodName)
         test = getattr(self, methodName, None)
         if test is not None:
-            # unittest takes the test from the instance, so this is where its failure passes first.
+            # unittest calls the method of the instance, so this wrapper sees the failure first.
             setattr(self, methodName, self._told(test))
 
     @classmethod
@@ -83,12 +83,12 @@ class ClusterTestCase(unittest.TestCase):
 
     @contextmanager
     def subTest(self, *arguments: Any, **parameters: Any) -> Iterator[None]:
-        # A failure in here does not reach the test.
+        # A failure in this block does not reach the test's wrapper.
         with super().subTest(*arguments, **parameters), self._telling():
             yield
 
     def _told(self, test: Callable[..., Any]) -> Callable[..., Any]:
-        """The same test, whose error has the state of the cluster in its notes."""
+        """The test, wrapped so that the notes of its error hold the state of the cluster."""
         if inspect.iscoroutinefunction(test):
 
             @functools.wraps(test)

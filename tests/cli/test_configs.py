@@ -61,7 +61,7 @@ def test_types_and_names_become_an_entity_with_the_user_first(
         ("--entity-name t", "there are more names than types"),
         ("--topic t --entity-type topics", "do not go with the short options"),
         ("--topic t --broker 1", "only users and clients may be combined, not topics, brokers"),
-        ("--user u --user-defaults", "an entity type stands twice: users, users"),
+        ("--user u --user-defaults", "an entity type is given twice: users, users"),
         ("--entity-type topics --entity-default", "topics have no default, only clients, users, brokers, ips"),
         ("--broker one", "'one' is not a broker's id, which is a whole number"),
         ("--entity-type broker-loggers", "broker-loggers need --entity-name"),
@@ -277,7 +277,7 @@ def test_what_klamms_brokers_do_not_have_is_a_clear_error(cluster: Cluster) -> N
     server = f"--bootstrap-server {cluster.bootstrap}"
     loggers = run(f"describe --broker-logger 0 {server}", code=1)
     assert loggers.startswith(
-        "klamm: broker 0 has no loggers that can be changed, as brokers of klamm: INVALID_REQUEST"
+        "klamm: broker 0 has no loggers that can be changed, like brokers of klamm: INVALID_REQUEST"
     )
     scram = run(f"alter --user alice --add-config 'SCRAM-SHA-256=[password=pw]' --yes {server}", code=1)
     assert "AlterUserScramCredentials (51) is not served by this broker; with --zookeeper, quotas" in scram

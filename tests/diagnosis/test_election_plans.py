@@ -159,7 +159,7 @@ def test_a_preferred_replica_that_lags_waits() -> None:
         ("1 123 123 6", None),
         # Another election followed.
         ("3 123 123 7", None),
-        ("2 123 123 5", "is led by broker 2 still"),
+        ("2 123 123 5", "is still led by broker 2"),
         ("- 123 123 6", "has no leader"),
         ("1 123 12 6", "had the ISR 1,2,3 and has 1,2: broker 3 is live, but not in the ISR"),
         # A reassignment has removed broker 3.

@@ -1,1 +1,1 @@
-"""Commands about a whole cluster and its servers: start one, look at it, make trouble in it, record it."""
+"""Commands about a whole cluster and its servers: start a cluster, look at it, inject faults into it, record it."""

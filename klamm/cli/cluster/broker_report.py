@@ -18,7 +18,7 @@ _TITLES = ("BROKER", "ADDRESS", "RACK", "LEADERS", "REPLICAS", "BEHIND", "SIZE",
 
 @dataclass(slots=True)
 class Tally:
-    """What a broker has: replicas, leaders, and replicas that should be in the ISR and are not."""
+    """A broker's counts of replicas, of leaders, and of replicas that should be in the ISR and are not."""
 
     replicas: int = 0
     leaders: int = 0
@@ -42,7 +42,7 @@ def tallies(facts: ClusterFacts) -> dict[int, Tally]:
 
 
 def table_lines(facts: ClusterFacts, most: int | None = None) -> Iterator[str]:
-    """A line for each live broker, and for each that assignments name. The controller has a star.
+    """A line for each live broker, and for each broker that only assignments name. A star marks the controller.
 
     With more than `most` brokers, only the controller and the first ones with a fault are shown.
     """
@@ -116,7 +116,7 @@ def description_lines(facts: ClusterFacts, broker_id: int) -> Iterator[str]:
 
 
 def values(facts: ClusterFacts, broker_ids: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """These brokers for --json, or all."""
+    """These brokers, or all, for --json."""
     found = tallies(facts)
     return [_value(facts, each, found[each]) for each in (found if broker_ids is None else broker_ids)]
 

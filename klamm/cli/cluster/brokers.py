@@ -46,7 +46,7 @@ app.command(epilog="Example: klamm brokers decommission --broker 3 --throttle 50
 
 
 def _silent(facts: ClusterFacts, chosen: Iterable[int]) -> dict[int, str]:
-    """Those of the chosen brokers, and the controller, that have not answered, and why."""
+    """Which of the chosen brokers and the controller have not answered, and why."""
     found = {broker_id: facts.brokers[broker_id].error for broker_id in chosen if broker_id in facts.brokers}
     if facts.controller_error is not None:
         found.setdefault(facts.view.controller_id, f"it has listed no reassignments: {facts.controller_error}")

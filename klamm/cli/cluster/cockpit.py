@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from klamm.cockpit.source import Source
 
 HOST: Final = "127.0.0.1"
-# The page as a process of `klamm up`, which does not import it.
+# `klamm up` runs the page as a process of its own. It names the target here instead of importing it.
 COCKPIT_NAME: Final = "cockpit"
 COCKPIT: Final = "klamm.cockpit.process:CockpitServer"
 
@@ -33,7 +33,7 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{16,200}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the page is served, and what opens it: `token_file` keeps the token."""
+    """Where the page is served, the file with the token that opens it, and the host names under which it answers."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Place:
     names: "Sequence[str]"
 
     def server(self, failure: "Failure") -> "WebServer":
-        """Raises ToolError for a file that has no token."""
+        """The server of the page. Raises ToolError for a token file without a valid token."""
         from klamm.cockpit.server import WebServer
 
         token = None if self.token_file is None else kept_token(self.token_file)
@@ -59,8 +59,8 @@ def cockpit(
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="Address to listen on. Others than this machine see it, too, with"
-            " any but 127.0.0.1; they need the token.",
+            help="Address to listen on. With any but 127.0.0.1 other machines can open the page too; they need the"
+            " token.",
         ),
     ] = HOST,
     port: Port = 0,
@@ -69,7 +69,7 @@ def cockpit(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="Keep the token in this file, so that an address of the page, with --port, can be a bookmark.",
+            help="Keep the token in this file. With --port, the page then has the same address at each start.",
             show_default=False,
         ),
     ] = None,
@@ -77,7 +77,7 @@ def cockpit(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Another name under which browsers ask for the page; * allows any. May be repeated.",
+            help="Also serve the page under this host name; * allows any name. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -147,7 +147,7 @@ def run(cluster: ZooKeeperOptions, place: Place, state_change_logs: Path | None,
 
 
 def run_recording(file: Path, place: Place, *, as_json: bool) -> None:
-    """As `run`, for a recording. Raises ToolError for a file that is no recording."""
+    """Like `run`, for a recording. Raises ToolError for a file that is not a recording."""
     import uvloop
 
     from klamm.cockpit.recorded.cluster import RecordedCluster

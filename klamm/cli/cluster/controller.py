@@ -108,10 +108,10 @@ def controller_records(
     follow: bool,
     warn: Callable[[str], object] = lambda text: print_line(f"klamm: {text}", file=sys.stderr),
 ) -> Iterator[dict[str, Any]]:
-    """The records of the controller of the cluster at this ZooKeeper, each once; with `follow` without end, also across
-    elections.
+    """The records of the controller of the cluster at this ZooKeeper, each once. With `follow` it never ends, and
+    continues after an election.
 
-    Raises ToolError; after the first record of a follow `warn` gets the errors.
+    Raises ToolError. With `follow`, errors after the first record go to `warn` instead.
     """
     last = (-1, -1)
     while True:
@@ -257,8 +257,8 @@ def _records(
 ) -> Iterator[dict[str, Any]]:
     """The controller's records. Raises ToolError.
 
-    When `is_patient`, or after the first record of a follow, `warn` gets an error. The controller sends a
-    follower something every few seconds, so silence means that the controller is gone.
+    If `is_patient`, and after the first record of a follow, an error goes to `warn` instead. A controller that is
+    followed sends something every few seconds, so silence means that it is gone.
     """
     if address.port is None:
         raise ToolError(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = Commands("Inject faults into a running cluster.")
 
 HTTP_TIMEOUT_S = 90.0
-# The longest wait of one request; longer waits are repeated.
+# The longest wait of one request; a longer wait takes several requests.
 WAIT_MS = 50_000
 
 Directory = Annotated[
@@ -81,7 +81,7 @@ def perform(kind: Kind, fields: Fields = None, directory: Directory = DEFAULT_DI
 @app.command(epilog="Example: klamm faults show 1 --hits 1 --timeout 30")
 def show(
     fault: FaultId,
-    hits: Annotated[int, typer.Option(min=0, help="Wait until the fault has struck so often.")] = 0,
+    hits: Annotated[int, typer.Option(min=0, help="Wait until the fault has struck this many times.")] = 0,
     timeout: Annotated[float, typer.Option(min=0, max=86_400, help="How long to wait for the hits, in seconds.")] = 30,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
@@ -115,11 +115,11 @@ def heal(directory: Directory = DEFAULT_DIRECTORY) -> None:
 
 @app.command(epilog="Example: klamm faults history --follow")
 def history(
-    follow: Annotated[bool, typer.Option(help="Continue with what happens, until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option(help="Also print new entries as they happen, until Ctrl-C.")] = False,
     directory: Directory = DEFAULT_DIRECTORY,
     as_json: AsJson = False,
 ) -> None:
-    """Print what has happened to the cluster: elections, ISR changes, truncations, servers, faults; an entry a line."""
+    """Print the cluster's history, one entry a line: elections, ISR changes, truncations, servers, faults."""
     port = Port.find(directory)
     after = 0
     while True:
@@ -135,10 +135,10 @@ def history(
 @app.command(epilog="Example: klamm faults server 1 kill")
 def server(
     server_name: ServerName,
-    operation: Annotated[str, typer.Argument(metavar="kill|stop|start|pause|resume", help="What happens to it.")],
+    operation: Annotated[str, typer.Argument(metavar="kill|stop|start|pause|resume", help="What to do with it.")],
     directory: Directory = DEFAULT_DIRECTORY,
 ) -> None:
-    """Kill, stop, start, pause or resume a server; return when it has happened."""
+    """Kill, stop, start, pause or resume a server; return when that is done."""
     if operation not in ("kill", "stop", "start", "pause", "resume"):
         raise typer.BadParameter(f"{operation!r} is not kill, stop, start, pause or resume")
     _parse_server(server_name)
@@ -173,7 +173,8 @@ def parse_command(kind: str, fields: Sequence[str]) -> "Command":
 
 
 def _parse_value(text: str, hint: str) -> Any:
-    """A list may be written as 1,3. What is not JSON is a string, and so is all that may only be a string."""
+    """The value of a field: JSON, else a string. A field that takes only strings gets the text as it is; a list may be
+    written as 1,3."""
     if "tuple" in hint and not text.startswith("["):
         return [_parse_value(item, hint.replace("tuple", "")) for item in text.split(",") if item]
     takes_only_text = "str" in hint and not any(other in hint for other in ("int", "float", "bool"))
@@ -208,7 +209,7 @@ class Port:
 
     @classmethod
     def find(cls, directory: Path, environment: Mapping[str, str] = os.environ) -> "Port":
-        """The port that the environment names, else that of the cluster in the directory. Raises ToolError."""
+        """The control port that the environment names, else that of the cluster in the directory. Raises ToolError."""
         if url := environment.get("KLAMM_CONTROL_URL"):
             token = environment.get("KLAMM_CONTROL_TOKEN")
             if not token:

@@ -16,7 +16,7 @@ REFRESH_EVERY_S: Final = 1.0
 def watch(look: Callable[[], Any], to_lines: Callable[[Any], Iterable[str]], *, as_json: bool) -> None:
     """Shows the result of `look` about once a second: in place on a terminal, elsewhere whenever it has changed.
 
-    With `as_json` each change is one line. An error after the first look is shown, and the next look follows.
+    With `as_json` each change is one line. After the first look, an error is shown and does not end the view.
     """
     shown = look()
     if not as_json and sys.stdout.isatty():

@@ -1,7 +1,7 @@
-"""What `klamm metrics` shows of the metrics of brokers: numbers of two looks, as values and as text. Pure.
+"""The output of `klamm metrics`, computed from two scrapes of each broker, as values and as text. Pure.
 
-The names are those that Prometheus' JMX exporter gives Kafka's metrics, so brokers of Apache Kafka are read alike. What
-a broker does not show is None in values and "-" in text.
+The names are those that Prometheus' JMX exporter gives Kafka's metrics, so brokers of Apache Kafka are read in the same
+way. A number that a broker does not expose is None in values and "-" in text.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _REPLICAS: Final = "kafka_server_replicamanager_"
 _CONTROLLER: Final = "kafka_controller_"
 _LAG: Final = "klamm_eventloop_lagms"
 _MEMORY: Final = "process_resident_memory_bytes"
-# The prefixes of what the screen shows. A broker with thousands of partitions shows megabytes of other metrics.
+# The prefixes of the metrics on the screen. A broker with thousands of partitions exposes megabytes of other metrics.
 PREFIXES: Final = (
     f"{_TOPICS}messagesin_total", f"{_TOPICS}bytesin_total", f"{_TOPICS}bytesout_total",
     f"{_REQUESTS}requests_total", f"{_REQUESTS}errors_total", f"{_REQUESTS}totaltimems{{",
@@ -25,7 +25,7 @@ PREFIXES: Final = (
     f"{_CONTROLLER}kafkacontroller_activecontrollercount", f"{_CONTROLLER}kafkacontroller_offlinepartitionscount",
     f"{_CONTROLLER}controllereventmanager_eventqueuesize", _LAG, _MEMORY,
 )  # fmt: skip
-# Kafka counts a Fetch under this name and under one of the two that say who sent it.
+# Kafka counts each Fetch under this name, and again as a consumer's or a follower's.
 _COUNTED_TWICE: Final = "Fetch"
 _FETCHES: Final = ("FetchConsumer", "FetchFollower")
 MOST_APIS: Final = 5
@@ -35,7 +35,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The samples of one look at a broker, by name and sorted labels. `time_s` is on a clock that only goes forward."""
+    """The samples of one scrape of a broker, by name and sorted labels. `time_s` is on a monotonic clock."""
 
     time_s: float
     samples: Mapping[str, Mapping[Labels, float]]
@@ -46,7 +46,7 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class BrokerMetrics:
-    """What a broker showed. `broker_id` is None where only a URL is known; `error` says why there are no metrics."""
+    """The metrics of a broker. `broker_id` is None if only a URL is known; `error` says why there are no metrics."""
 
     broker_id: int | None
     url: str | None
@@ -59,7 +59,7 @@ class BrokerMetrics:
         return str(self.url) if self.broker_id is None else str(self.broker_id)
 
     def per_s(self, name: str, labels: Labels = ()) -> float | None:
-        """How fast a counter grows. A counter that has become less began again at 0."""
+        """A counter's growth per second. A counter that has decreased was reset to 0."""
         if self.before is None or self.now is None:
             return None
         after = self.now.samples.get(name, {}).get(labels)
@@ -78,7 +78,7 @@ class _Api:
 
 
 def parse(text: str, time_s: float, is_wanted: Callable[[str], bool]) -> Scrape:
-    """The wanted samples of an answer in Prometheus' text format. Raises ValueError.
+    """The wanted samples of a response in Prometheus' text format. Raises ValueError.
 
     `is_wanted` gets whole lines.
     """
@@ -202,7 +202,7 @@ def _row(broker: Mapping[str, Any]) -> tuple[str, ...]:
         _number(broker["requests_per_s"]),
         _number(broker["errors_per_s"]),
         _number(broker["under_replicated_partitions"]),
-        # The controller's count is that of the cluster.
+        # The controller counts the offline partitions of the whole cluster.
         _number(broker["offline_partitions"] if broker["controller"] else broker["offline_replicas"]),
         _number(broker["controller_queue"]),
         _time(broker["loop_lag_p99_ms"]),
@@ -231,7 +231,7 @@ def _time(value_ms: float | None) -> str:
 
 
 def named_value(broker: BrokerMetrics) -> dict[str, Any]:
-    """All samples that were read of a broker; those of counters with how fast they grow."""
+    """All samples that were read from a broker; counters also have their growth per second."""
     value: dict[str, Any] = {"broker_id": broker.broker_id, "url": broker.url, "error": broker.error}
     if broker.now is None:
         return value

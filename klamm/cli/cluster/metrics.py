@@ -1,7 +1,7 @@
 """`klamm metrics`: the metrics that matter most, of all brokers on one screen.
 
-Brokers of klamm show metrics on their HTTP port, which stands in their registration in ZooKeeper. Those of Apache Kafka
-show them where a JMX exporter runs, which only the user can name (`--url`).
+klamm's brokers serve metrics on their HTTP port, which their registration in ZooKeeper names. Brokers of Apache Kafka
+need a JMX exporter, whose URL only the user knows (`--url`).
 """
 
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from klamm.znodes.store import KafkaZooKeeper
 
-# Between the two looks that rates come from. A live view has its own time between looks.
+# The time between the two scrapes from which rates are computed. A live view has an interval of its own.
 LOOK_FOR_S: Final = 1.0
 MOST_READERS: Final = 16
 
@@ -47,7 +47,7 @@ def metrics(
 ) -> None:
     """Show traffic, requests, replication, loop lag and memory of brokers, or the metrics with these names.
 
-    Rates are those of about one second. Exits with 1 when the metrics of a broker could not be read.
+    Rates are measured over about one second. Exits with 1 when the metrics of a broker could not be read.
     """
     if url and broker:
         raise typer.BadParameter("--url names what to read, so --broker cannot be used with it")
@@ -72,7 +72,7 @@ def _lines(names: Sequence[str], brokers: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def _missing(names: Sequence[str], brokers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names that no metric has."""
+    """An error line for the names that no metric has."""
     shown = {metric["name"] for broker in brokers for metric in broker.get("metrics", ())}
     return [name for name in names if not any(views.is_named(each, [name]) for each in shown)]
 
@@ -90,10 +90,10 @@ def _readers() -> Iterator["Executor"]:
 
 
 class Looks:
-    """Reads the metrics of brokers again and again. A rate is that since the look before.
+    """Reads the metrics of brokers repeatedly. A rate is computed since the previous look.
 
-    `connect` is ZooKeeper's connect string, None when `urls` name what to read. `chosen` are ids of brokers, all if
-    empty; `names` are those of metrics, the important ones if empty.
+    `connect` is ZooKeeper's connect string, or None when `urls` are given. `chosen` are broker ids; empty means all
+    brokers. `names` are names of metrics; empty means the important ones.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Looks:
             is_wanted = partial(views.is_named, names=self._names) if self._names else views.is_important
             scrape = views.parse(text, time.monotonic(), is_wanted)
             if not scrape.samples and not self._names:
-                raise ValueError("none of those that this command shows")
+                raise ValueError("it has none of the metrics that this command shows")
         except WrongAnswer as error:
             hint = "" if broker_id is None else "; if the broker is Apache Kafka, name its JMX exporter with --url"
             return views.BrokerMetrics(broker_id, url, error=f"{error}{hint}")

@@ -2,8 +2,8 @@
 
 Any cluster with ZooKeeper can be recorded: its znodes are watched. A klamm controller's records are followed as well.
 
-What must stay true: the cluster is only read. A recording has every znode as it was when its end was asked for, unless
-ZooKeeper does not answer then. A recorder that is killed leaves a file that can be opened, without the last seconds.
+What must stay true: the cluster is only read. A recording holds every znode as it was when the recorder was told to
+stop, unless ZooKeeper does not answer at that time. A killed recorder leaves a file that lacks the last seconds.
 """
 
 import threading  # the controller's stream is read by blocking calls
@@ -24,14 +24,14 @@ from klamm.processes.tool_errors import ToolError, describe_os_error
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-# How often entries are written, and how often a controller is looked for that has no records.
+# How often entries are written, and how often the recorder looks for a controller that has records.
 TURN_S: Final = 0.5
 LOOK_EVERY_S: Final = 1.0
-# The recording begins after so long, also when a controller that is named does not answer.
+# The recording begins after this time at the latest, even if the controller does not answer.
 FIRST_LOOK_S: Final = 5.0
-# At the end, so long is waited for what was written to ZooKeeper before it.
+# At the end, the recorder waits at most this long for earlier writes to ZooKeeper to arrive.
 CATCH_UP_S: Final = 2.0
-# The most records of the controller that wait for a turn.
+# At most this many records of the controller wait to be written.
 MAX_WAITING: Final = 200_000
 
 
@@ -46,7 +46,8 @@ def record(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not exist.")],
     cluster: RecordOptions,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="End after so many seconds; by default at Ctrl-C.", show_default=False)
+        float | None,
+        typer.Option(min=0.1, help="End after this many seconds; by default at Ctrl-C.", show_default=False),
     ] = None,
 ) -> None:
     """Record what happens in a cluster with ZooKeeper, until Ctrl-C; klamm cockpit FILE shows each moment of it."""
@@ -150,7 +151,7 @@ class _Stream:
         threading.Thread(target=self._follow, name="klamm-record", daemon=True).start()
 
     def wait(self) -> None:
-        """Returns when the controller's records are followed, or it is known that it has none."""
+        """Returns when the controller's records are followed, or when the controller is known to have no records."""
         self._has_looked.wait(FIRST_LOOK_S)
 
     def take(self) -> list[dict[str, Any]]:

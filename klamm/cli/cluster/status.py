@@ -15,9 +15,9 @@ from klamm.diagnosis.findings import Finding, Severity, gravest
 from klamm.diagnosis.health import diagnose, is_healthy
 from klamm.processes.tool_errors import ToolError
 
-# The controller's own status adds to the screen; ZooKeeper may be out of reach from here.
+# The controller's status only adds to the screen, and ZooKeeper may be unreachable from here: it gets little time.
 CONTROLLER_TIMEOUT_S: Final = 2.0
-# With more brokers than these, the screen shows only those with a fault.
+# With more brokers than this, the screen shows only those with a fault.
 MOST_BROKERS: Final = 12
 
 
@@ -57,7 +57,7 @@ def _facts(client: ClientInThread) -> tuple[ClusterFacts, Mapping[str, Any] | No
 
 
 def _controller(client: ClientInThread, facts: ClusterFacts) -> Mapping[str, Any] | None:
-    """What a controller of klamm says of itself; None when it cannot be asked."""
+    """The status of a klamm controller; None when it cannot be read."""
     broker = facts.brokers.get(facts.view.controller_id)
     if broker is None or broker.software != KLAMM or broker.error is not None:
         return None
@@ -105,14 +105,14 @@ def status_lines(
 
 
 def _by_severity(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Problems, what is not known, and notices."""
+    """Lists of problems, of unknowns and of notices."""
     return [[each for each in findings if each.severity is severity] for severity in Severity]
 
 
 def status_value(
     facts: ClusterFacts, findings: Sequence[Finding], controller: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The same for --json; `healthy` is null when it is not known."""
+    """The screen's content for --json; `healthy` is null when it is not known."""
     problems, unknown, notices = _by_severity(findings)
     return {
         "cluster_id": facts.cluster_id,

@@ -54,7 +54,7 @@ def up(
         typer.Option(
             min=0,
             max=65535,
-            help="Take faults for this cluster at this port of 127.0.0.1, from klamm faults or over HTTP;"
+            help="Accept faults for this cluster at this port of 127.0.0.1, from klamm faults or over HTTP;"
             " 0 takes any free port. By default there is no such port.",
         ),
     ] = None,
@@ -117,7 +117,7 @@ def up(
 
 
 def _make_cluster(plan: Plan, control_port: int | None) -> tuple[LocalCluster, Callable[[], tuple[str, str]] | None]:
-    """The cluster, and what opens its control port."""
+    """The cluster, and the function that opens its control port, if it has one."""
     if control_port is None:
         return LocalCluster(plan), None
     # A cluster without a control port never imports faults.

@@ -1,4 +1,4 @@
-"""The control port of `klamm up --control-port`: faults for the cluster, and its servers killed and started again.
+"""The control port of `klamm up --control-port`: it injects faults into the cluster, and kills and starts its servers.
 
 `control.json` in the cluster's directory has the port's address and token, for `klamm faults`; only the user who
 started the cluster can read it. It is removed when the cluster stops.
@@ -32,7 +32,7 @@ class UpCluster(ClusterUnderFaults):
         return url, str(self._file)
 
     def close(self, *, kill: bool = False) -> None:
-        # Without a port of its own, the file is another cluster's.
+        # If this cluster has no control port, the file belongs to another cluster.
         if self.port is not None:
             self._file.unlink(missing_ok=True)
         super().close(kill=kill)

@@ -53,7 +53,7 @@ class TopicCounts:
                     topics = runner.run(client.refresh_metadata()).topics
                     self.latest = len(topics), sum(len(topic.partitions) for topic in topics.values())
                 except ClientError:
-                    # Brokers come and go here; the next round asks the brokers that run then.
+                    # Brokers come and go; the next round asks the brokers that run then.
                     self.latest = None
                 self._ended.wait(ASK_EVERY_S)
             runner.run(client.close())
@@ -83,7 +83,7 @@ class View(ABC):
             self._counts.close()
 
     def refresh(self, *, brokers_up: int, brokers_down: Sequence[str]) -> None:
-        """Shows the present state of the processes."""
+        """Shows the current state of the processes."""
         counts = self._counts.latest if self._counts is not None else None
         self.show(
             {
@@ -160,7 +160,7 @@ def make_view(as_json: bool) -> View:
 
 
 def lines(event: str, details: dict[str, Any]) -> Iterator[str]:
-    """An event as a sentence, and after a death what follows."""
+    """An event as a sentence; after a death also what happens next."""
     yield sentence(event, details)
     if event == "died" and details["restarts"]:
         yield f"Starting {details['name']} again."

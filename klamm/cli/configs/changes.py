@@ -1,4 +1,4 @@
-"""What `klamm configs alter` changes: the options become additions and deletions, and these a plan. Pure."""
+"""What `klamm configs alter` changes: the options become additions and deletions, and those become a plan. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,16 +17,16 @@ from klamm.protocol.vocabulary import ScramMechanism
 SCRAM: Final = {mechanism.mechanism_name: mechanism for mechanism in ScramMechanism}
 HIDDEN: Final = "(hidden)"
 
-# The value of a pair may stand in square brackets, for its commas.
+# A value that has commas stands in square brackets.
 _PAIR = re.compile(r"\s*([^=,]+?)\s*=\s*(?:\[(.*?)\]|([^,]*?))\s*(?:,|$)", re.DOTALL)
 _SCRAM_VALUE = re.compile(r"(?:iterations=(-?[0-9]{1,9}),)?password=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The value that holds for a key now, and where it comes from.
+    """The current value of a key, and where it comes from.
 
-    `is_own`: the value is set for this entity, so that it can be deleted; `inherited` holds then, from `heir`.
+    `is_own`: the value is set for this entity, so it can be deleted; then `inherited` applies, from `heir`.
     """
 
     value: str | None
@@ -101,7 +101,7 @@ def require_changes(additions: Mapping[str, str], deletions: Sequence[str]) -> N
 def plan(
     entity: Entity, current: Mapping[str, Current], additions: Mapping[str, str], deletions: Sequence[str]
 ) -> list[Change]:
-    """What becomes of each key. Raises ToolError for keys that cannot be deleted."""
+    """The change of each key. Raises ToolError for keys that cannot be deleted."""
     missing = [key for key in deletions if key not in current or not current[key].is_own]
     if missing:
         raise ToolError(f"Invalid config(s): {','.join(missing)}: not set for {entity}, so there is nothing to delete")

@@ -36,7 +36,7 @@ app = Commands("Describe and alter the configs of topics, brokers, broker logger
 
 
 class DefaultIsName(TyperCommand):
-    """A command whose --entity-default takes its place among the --entity-name, as an empty name."""
+    """A command that takes each --entity-default as an --entity-name with an empty name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(
@@ -52,7 +52,7 @@ class EntityOptions:
         list[str] | None,
         typer.Option(
             metavar="TYPE",
-            help="topics, brokers, broker-loggers, users, clients or ips; users and clients may stand together.",
+            help="topics, brokers, broker-loggers, users, clients or ips; users and clients may be combined.",
         ),
     ] = None
     entity_name: Annotated[
@@ -162,7 +162,7 @@ def alter(
         configs.check(entity, changes)
         count = sum(not change.does_nothing for change in changes)
         question = f"Change {counted(count, 'config')} of {entity}?"
-        # The command line may have a password.
+        # After an interrupt, the command line is not repeated: it may hold a password.
         look = ("configs", "describe", *(option for part in entity.parts for option in part.options))
         confirm(plan_lines(entity, changes), question, yes=yes or force or not count, look=look)
         configs.apply(entity, changes)

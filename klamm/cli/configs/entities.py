@@ -8,9 +8,9 @@ import typer
 TOPICS, BROKERS, BROKER_LOGGERS = "topics", "brokers", "broker-loggers"
 CLIENTS, USERS, IPS = "clients", "users", "ips"
 TYPES = (TOPICS, CLIENTS, USERS, BROKERS, IPS, BROKER_LOGGERS)
-# These have quotas.
+# The entity types that have quotas.
 QUOTA_TYPES = (USERS, CLIENTS, IPS)
-# These have a default.
+# The entity types that have a default.
 DEFAULT_TYPES = (CLIENTS, USERS, BROKERS, IPS)
 
 DEFAULT = ""
@@ -40,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """What has a configuration. Clients of a user have two parts, the user first."""
+    """An entity with a configuration. The clients of a user have two parts, the user first."""
 
     parts: tuple[Part, ...]
 
@@ -54,7 +54,7 @@ class Entity:
 
     @property
     def is_user(self) -> bool:
-        """Whether this is a user, and not clients of one."""
+        """Whether this is a user, and not the clients of a user."""
         return self.type == USERS and len(self.parts) == 1
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def one(entity_type: str, name: str | None) -> Entity:
 def parse_entity(
     types: Sequence[str], names: Sequence[str], short: Sequence[Part], *, to_alter: bool, zookeeper: bool
 ) -> Entity:
-    """The entity of --entity-type and --entity-name (`DEFAULT` where --entity-default stands), or of the short options.
+    """The entity of --entity-type and --entity-name (`DEFAULT` for --entity-default), or of the short options.
 
     Raises BadParameter for what Kafka's tool refuses.
     """
@@ -95,7 +95,7 @@ def parse_entity(
         raise typer.BadParameter("name an entity: --topic, --broker or --entity-type, for example")
     kinds = [part.type for part in short]
     if len(set(kinds)) < len(kinds):
-        raise typer.BadParameter(f"an entity type stands twice: {', '.join(kinds)}")
+        raise typer.BadParameter(f"an entity type is given twice: {', '.join(kinds)}")
     if len(kinds) > 1 and set(kinds) != {USERS, CLIENTS}:
         raise typer.BadParameter(f"only users and clients may be combined, not {', '.join(kinds)}")
     for part in short:

@@ -63,13 +63,13 @@ _SALT_BYTES = 24
 
 
 class BrokerConfigs:
-    """The configurations as the brokers answer them. Methods raise ToolError."""
+    """The configurations that the brokers report. Methods raise ToolError."""
 
     def __init__(self, client: ClientInThread) -> None:
         self._client = client
 
     def describe(self, entity: Entity, *, describe_all: bool) -> list[Description]:
-        """The configurations of the entity, or of all that it stands for."""
+        """The configurations of the entity, or of all entities that it stands for."""
         if entity.type in QUOTA_TYPES:
             return self._client.call(_describe_quotas, entity)
         return self._client.call(_describe_resources, entity, describe_all)
@@ -81,7 +81,7 @@ class BrokerConfigs:
         return self._client.call(_read_resource, entity)
 
     def check(self, entity: Entity, changes: Sequence[Change]) -> None:
-        """Returns if the cluster would make these changes."""
+        """Raises ToolError if the cluster would refuse these changes."""
         if entity.type in QUOTA_TYPES:
             check_quotas(entity, changes)
             if any(change.key in SCRAM for change in changes) and any(change.key not in SCRAM for change in changes):
@@ -137,7 +137,7 @@ def _resource(entity: Entity) -> ConfigResource:
 def _entries(entity: Entity, found: dict[str, ConfigEntry] | KafkaError) -> dict[str, ConfigEntry]:
     if entity.type == BROKER_LOGGERS and isinstance(found, KafkaError) and found.code is ErrorCode.INVALID_REQUEST:
         raise ToolError(
-            f"broker {entity.first.name} has no loggers that can be changed, as brokers of klamm: {error_line(found)}"
+            f"broker {entity.first.name} has no loggers that can be changed, like brokers of klamm: {error_line(found)}"
         )
     return succeeded(found)
 
@@ -226,7 +226,7 @@ def _not_served(error: UnsupportedVersion) -> ToolError:
 
 
 async def _credentials(client: "ClusterClient", entity: Entity) -> list[Description]:
-    """Where brokers have no SCRAM, as klamm's have none, no user has credentials."""
+    """The SCRAM credentials of users. Brokers without SCRAM, such as klamm's, have no credentials."""
     users = None if entity.first.name is None else [entity.first.name]
     try:
         found = await describe_user_scram_credentials(client, users)

@@ -34,7 +34,7 @@ class ZnodeConfigs:
         self._connect = connect
 
     def describe(self, entity: Entity, *, describe_all: bool) -> list[Description]:
-        """The stored configurations of the entity, or of all that it stands for."""
+        """The stored configurations of the entity, or of all entities that it stands for."""
         if describe_all:
             raise ToolError("--all needs the brokers: ZooKeeper stores no static and default configs")
         return run_with_zookeeper(self._connect, lambda znodes: _describe(znodes, entity))
@@ -45,7 +45,7 @@ class ZnodeConfigs:
         return {key: Current(value, is_sensitive=_is_secret(entity, key)) for key, value in stored.items()}
 
     def check(self, entity: Entity, changes: Sequence[Change]) -> None:
-        """Returns if a broker would make these changes."""
+        """Raises ToolError if a broker would refuse these changes."""
         if entity.type in QUOTA_TYPES:
             check_quotas(entity, changes)
             _check_address(entity)
@@ -107,7 +107,7 @@ async def _describe(znodes: "KafkaZooKeeper", entity: Entity) -> list[Descriptio
     found: list[Description] = []
     for each in await _named(znodes, entity):
         configs = await znodes.configs.of(_path(each))
-        # A user without a configuration may have a znode for its clients' sake.
+        # A user without a configuration may have a znode that only holds the znodes of its clients.
         if configs or not (entity.is_user and entity.first.name is None):
             found.append(StoredConfigs(each, configs))
     return found

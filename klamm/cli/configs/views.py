@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResourceConfigs:
-    """What a broker answers about a topic, a broker, the default of all brokers, or a broker's loggers."""
+    """A broker's description of a topic, a broker, the default of all brokers, or a broker's loggers."""
 
     entity: Entity
     entries: "tuple[ConfigEntry, ...]"
@@ -52,7 +52,7 @@ class ResourceConfigs:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """The quotas of users, clients or IP addresses as a broker answers them."""
+    """The quotas of users, clients or IP addresses that a broker reports."""
 
     entity: Entity
     quotas: Mapping[str, str]
@@ -102,7 +102,7 @@ Description = ResourceConfigs | Quotas | Credentials | StoredConfigs
 
 
 def completed_line(entity: Entity, *, zookeeper: bool) -> str:
-    """What Kafka's tool says after a change."""
+    """The line that Kafka's tool prints after a change."""
     first = entity.first
     if zookeeper:
         return f"Completed updating config for entity: {', '.join(_stored_name(part) for part in entity.parts)}."

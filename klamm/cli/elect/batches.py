@@ -4,7 +4,7 @@ What must stay true:
 - A partition is looked at again right before its election: a preferred replica that has left the ISR, or has fallen
   behind, is not elected.
 - The next batch begins only when each partition of the last one has its new leader and its former ISR.
-- Each result is reported as soon as it is known, so that an interrupted command has said what it did.
+- Each result is reported as soon as it is known, so that an interrupted command has reported what it did.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class Access(Protocol):
         ...
 
     async def log_ends(self, view: ClusterView, partitions: Sequence[TopicPartition]) -> PartitionLogEnds:
-        """Where the logs of the leader and of the preferred replica end; empty if this access cannot tell."""
+        """The log end offsets of the leader and of the preferred replica; empty if this access cannot know them."""
         ...
 
     async def elect(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, str | None]:
-        """Holds the election; the error of each partition that has one, NOT_NEEDED for one led as it should be."""
+        """Holds the election. Returns each partition's error or None; NOT_NEEDED if the right replica leads already."""
         ...
 
 
@@ -49,7 +49,7 @@ NOT_NEEDED: Final = "ELECTION_NOT_NEEDED"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What has become of partitions: "elected", "not_needed" or "failed"."""
+    """The result for some partitions: "elected", "not_needed" or "failed"."""
 
     name: str
     partitions: Sequence[TopicPartition]
@@ -65,7 +65,7 @@ Report = Callable[[Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many partitions a batch has, and how long it may take until all is settled. `max_lag` is in records."""
+    """How many partitions a batch has, and how long the batch may take to settle. `max_lag` is in records."""
 
     batch_size: int
     timeout_ms: int
@@ -75,8 +75,8 @@ class Pace:
 async def elect_preferred(access: Access, due: Sequence[TopicPartition], pace: Pace, report: Report) -> int:
     """Elects preferred leaders; returns the number of partitions that failed.
 
-    A partition whose preferred replica is too far behind is tried again after the others, until no batch brings it
-    nearer for the time-out. Raises ToolError when a batch does not settle; what is left is then not elected.
+    Partitions whose preferred replicas are too far behind are tried again after the others, until none of them has
+    caught up for the time-out. Raises ToolError when a batch does not settle; no further batch begins then.
     """
     failed, waiting = 0, {each: "" for each in due}
     deadline_s = _now_s() + pace.timeout_ms / 1000
@@ -132,7 +132,7 @@ async def elect_unclean(access: Access, due: Sequence[TopicPartition], pace: Pac
 async def _elect(
     access: Access, partitions: Sequence[TopicPartition], report: Report
 ) -> tuple[list[TopicPartition], int]:
-    """Those that were elected, and the number of those that failed."""
+    """The partitions that were elected, and the number of those that failed."""
     results = await access.elect(partitions) if partitions else {}
     elected = [each for each, error in results.items() if error is None]
     not_needed = [each for each, error in results.items() if error == NOT_NEEDED]

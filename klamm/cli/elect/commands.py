@@ -43,7 +43,7 @@ AdminConfig = Annotated[
 
 @dataclass(frozen=True)
 class ScopeOptions:
-    """Which partitions elect."""
+    """The partitions that elect a leader."""
 
     all_topic_partitions: Annotated[bool, typer.Option(help="All partitions of the cluster.")] = False
     topic: Annotated[str | None, typer.Option(help="The topic; all its partitions, or those of --partition.")] = None
@@ -75,7 +75,7 @@ class ScopeOptions:
 
 @dataclass(frozen=True)
 class PreferredOptions(ZooKeeperOptions):
-    """The cluster of `preferred`; its configuration has the name of Kafka's tool, too."""
+    """The cluster of `preferred`. As in Kafka's tool, --command-config may also be written --admin.config."""
 
     command_config: AdminConfig = None
 
@@ -114,7 +114,7 @@ def preferred(
     report = Reporter(ElectionType.PREFERRED, cluster.as_json)
 
     def ask(view: "ClusterView") -> list[TopicPartition]:
-        """The partitions to elect, after the answer yes."""
+        """Shows the plan and asks. Returns the partitions to elect, after the answer yes."""
         report.unread = view.unread
         plan = preferred_plan(view, scope.of(view))
         report.beforehand(plan.not_needed if not scope.is_open else [], plan.refused)
@@ -186,7 +186,7 @@ def unclean(
                 report.print_json({"event": "plan", "partitions": losses, "may_lose_more": plan.may_lose_more})
             question = f"Elect leaders of {counted(len(due), 'partition')} that may lack records?"
             confirm(unclean_lines(plan), question, yes=yes)
-            # The answer took its time: brokers may have gone or come back meanwhile.
+            # While the user decided, brokers may have gone or come back.
             _, now = client.call(read_unclean_plan, Scope(partitions=due))
             grown = grown_losses(plan, now)
             report.beforehand(now.not_needed, now.refused | grown)
@@ -200,7 +200,7 @@ def unclean(
 
 
 class Reporter:
-    """Prints what has become of the partitions: Kafka's lines, or with `as_json` a line of JSON for each event."""
+    """Prints the results of partitions: Kafka's lines, or with `as_json` a line of JSON for each event."""
 
     def __init__(self, election_type: ElectionType, as_json: bool) -> None:
         self._type = election_type.name
@@ -225,7 +225,7 @@ class Reporter:
                 self.tell(f"Error completing leader election ({self._type}) for partition: {names}: {event.reason}")
 
     def beforehand(self, not_needed: Sequence[TopicPartition], refused: dict[TopicPartition, str]) -> None:
-        """Partitions that need or can have no election."""
+        """Reports partitions that need no election, and partitions that cannot have one."""
         from klamm.cli.elect.batches import Event
 
         if not_needed:
@@ -242,7 +242,7 @@ class Reporter:
             raise typer.Exit(EXIT_INCOMPLETE)
 
     def tell(self, line: str) -> None:
-        """A line of Kafka's tool."""
+        """Prints a line of Kafka's tool, unless the output is JSON."""
         if not self._as_json:
             print_line(line, flush=True)
 

@@ -1,4 +1,4 @@
-"""Elections over the wire protocol, and what can be known about the loss of an unclean one."""
+"""Elections over the wire protocol."""
 
 from collections.abc import Mapping, Sequence
 

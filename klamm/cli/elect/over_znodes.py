@@ -1,7 +1,7 @@
 """Preferred elections through /admin/preferred_replica_election, as kafka-preferred-replica-election does it.
 
-The controller removes the znode when it has held the election, and tells nothing of the result: that is read from the
-states of the partitions.
+The controller removes the znode after the election and does not report the result. The result is read from the states
+of the partitions.
 """
 
 import asyncio

@@ -19,12 +19,12 @@ import typer
 from klamm.processes.tool_errors import ToolError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKNOWN_OFFSET, TopicPartition
 
-# Kafka's CSV library quotes every longer text, and shorter texts that have a character up to the comma.
+# Kafka's CSV library quotes every longer text, and shorter texts with a character whose code is at most the comma's.
 MAX_UNQUOTED_LENGTH: Final = 24
 MAX_OFFSET: Final = 2**63 - 1
 
 _DATETIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}(Z|[+-]\d{2}(:\d{2})?)?", re.ASCII)
-# Few enough digits that the time in milliseconds always fits into 64 bits.
+# The number of digits is limited, so that the time in milliseconds always fits into 64 bits.
 _DURATION: Final = re.compile(
     r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?\d{1,10})D)?"
     r"(?P<time>T(?:(?P<hours>[-+]?\d{1,10})H)?(?:(?P<minutes>[-+]?\d{1,10})M)?"

@@ -1,8 +1,8 @@
 """How `klamm groups` shows groups: as the lines of kafka-consumer-groups, or as plain values for JSON.
 
-Everything here is a pure function of the cluster's answers. Each line has a kind: results go to stdout, notes and
-errors to stderr, and errors have the prefix of all commands. Kafka's tool prints its errors on stdout, with the prefix
-"Error: ", and exits with 0; the texts are the same.
+All functions are pure, and take the cluster's answers. Each line has a kind: results go to stdout, notes and errors to
+stderr, and errors have the prefix of all commands. Kafka's tool prints its errors on stdout, with the prefix "Error: ",
+and exits with 0; the texts are the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,9 +39,6 @@ class Line(NamedTuple):
 
 def error(text: str, kind: LineKind = LineKind.ERROR) -> Line:
     return Line(f"klamm: {text}", kind)
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 # -- lines ------------------------------------------------------------------------------------------------------------
@@ -98,7 +95,7 @@ def member_lines(group: "GroupDescription", *, verbose: bool) -> Iterator[Line]:
         widths.insert(2, INSTANCE_ID_WIDTH)
         for row, member in zip(table, group.members, strict=True):
             row.insert(2, member.group_instance_id or "")
-    # Without --verbose the last column is empty; that is the space at the end of Kafka's lines.
+    # Without --verbose the last column is empty, as in Kafka's lines, which end with a space.
     titles.append("ASSIGNMENT" if verbose else "")
     widths.append(None)
     for row, member in zip(table, group.members, strict=True):

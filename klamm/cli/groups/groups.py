@@ -105,7 +105,7 @@ def describe(
     *,
     cluster: TimedOptions,
     offsets: Annotated[bool, typer.Option(help="Show partitions, offsets and lag (the default).")] = False,
-    members: Annotated[bool, typer.Option(help="Members.")] = False,
+    members: Annotated[bool, typer.Option(help="Show members.")] = False,
     state: Annotated[bool, typer.Option(help="Show state and coordinator.")] = False,
     verbose: Annotated[bool, typer.Option(help="With --members: show each member's partitions.")] = False,
     watch: Watch = False,
@@ -204,7 +204,7 @@ def reset_offsets(
         typer.Option(help="Move forward by this many offsets, or back if negative.", min=-MAX_OFFSET, max=MAX_OFFSET),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option(metavar="PnDTnHnMnS", help="Go back to the first record of this last period.")
+        str | None, typer.Option(metavar="PnDTnHnMnS", help="Go back by this period, to the first record since then.")
     ] = None,
     to_datetime: Annotated[
         str | None,
@@ -272,7 +272,7 @@ def reset_offsets(
                 trouble(problem)
         new = {name: dict(planned.offsets) for name, planned in plans.items()}
         if execute:
-            # The same command would move the offsets once more.
+            # With --shift-by, the same command would move the offsets once more.
             scope = [word for name in new for word in ("--group", name)]
             interrupts.from_now_on(look=None if shift_by is None else ["groups", "describe", *scope])
             for name, planned in new.items():
@@ -308,7 +308,7 @@ def parse_states(text: str) -> list[str]:
 
 
 def parse_scenario(options: Mapping[Scenario, Any], single_group: str | None) -> Reset:
-    """The reset that the one given option asks for. Raises typer.BadParameter, ToolError or OSError."""
+    """The reset for the one option that is given. Raises typer.BadParameter, ToolError or OSError."""
     given = [(scenario, value) for scenario, value in options.items() if value is not None]
     if len(given) != 1:
         raise typer.BadParameter(
@@ -340,7 +340,7 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Found(Generic[G]):
-    """What is known of groups, and lines about brokers and groups of which nothing is known."""
+    """The known groups, and lines about the brokers and groups that could not be read."""
 
     groups: list[G]
     troubles: list[Line] = field(default_factory=list)
@@ -530,7 +530,7 @@ def _partitions(
 def _plan(
     scenario: Reset, group: "GroupDescription", partitions: Sequence[TopicPartition] | None, offsets: ClusterOffsets
 ) -> tuple[Plan, Line | None]:
-    """The new offsets of a group, or an error line. None for `partitions` means all that the group has committed."""
+    """The new offsets of a group, or an error line. None for `partitions` means all with a committed offset."""
     if group.state not in INACTIVE_STATES:
         return Plan({}), views.error(
             f"Assignments can only be reset if the group '{group.group}' is inactive,"

@@ -1,4 +1,4 @@
-"""`klamm log`: what brokers have written to their disks, read without a broker.
+"""`klamm log`: reads what brokers have written to their disks, without a broker.
 
 This module holds the options. The work is imported when a command runs.
 """
@@ -40,9 +40,7 @@ def merge(
         ),
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only entries that name this topic's partitions.")] = None,
-    partitions: Annotated[
-        str | None, typer.Option(metavar="0,1,...", help="Of --topic, only these partitions.")
-    ] = None,
+    partitions: Annotated[str | None, typer.Option(metavar="0,1,...", help="Only these partitions of --topic.")] = None,
     start_time: Annotated[str | None, typer.Option(metavar=TIME_FORM, help="The earliest time of an entry.")] = None,
     end_time: Annotated[str | None, typer.Option(metavar=TIME_FORM, help="The latest time of an entry.")] = None,
     order: Annotated[
@@ -110,7 +108,7 @@ def dump(
     index_sanity_check: Annotated[
         bool, typer.Option(help="Check only that indexes do not contradict themselves.")
     ] = False,
-    skip_record_metadata: Annotated[bool, typer.Option(help="Of records, print only keys and values.")] = False,
+    skip_record_metadata: Annotated[bool, typer.Option(help="Print only the keys and values of records.")] = False,
     key_decoder_class: Annotated[
         DecoderClass | None, typer.Option(help="How keys are printed; text by default.")
     ] = None,
@@ -120,7 +118,7 @@ def dump(
     offsets_decoder: Annotated[bool, typer.Option(help="The segments are of __consumer_offsets.")] = False,
     transaction_log_decoder: Annotated[bool, typer.Option(help="The segments are of __transaction_state.")] = False,
     max_message_size: Annotated[
-        int | None, typer.Option(help="Accepted as by kafka-dump-log; batches of any size are read.")
+        int | None, typer.Option(help="Accepted for kafka-dump-log's sake; batches of any size are read.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -164,7 +162,7 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verify a stopped broker's log directories, and tell what its next start would do. Nothing is changed.
+    """Verify a stopped broker's log directories, and say what its next start would do. Nothing is changed.
 
     The exit code is 0 when there is no damage, 1 when there is, and 3 when something could not be verified.
     """

@@ -1,7 +1,7 @@
 """`klamm log dump`: the files of a log as text, with kafka-dump-log's options and in its words.
 
-Each item (a batch, a record, an entry of an index) is a mapping of Kafka's names to values; its text is `name: value`
-after `name: value`, and `--json` prints the mapping. Checkpoints, partition.metadata and meta.properties, which
+Each item (a batch, a record, an entry of an index) is a mapping of Kafka's names to values; its text is all pairs as
+`name: value`, and `--json` prints the mapping. Checkpoints, partition.metadata and meta.properties, which
 kafka-dump-log ignores, are printed in the same form.
 
 What must stay true: files are only read, a part at a time. After damage, printing continues with the next batch, entry
@@ -93,7 +93,7 @@ def dump(paths: Sequence[str], wanted: Wanted) -> int:
 
 
 class _Printer:
-    """Writes items to stdout and damage to stderr. Kafka's tool tells some kinds of damage at the end, in groups."""
+    """Writes items to stdout and damage to stderr. Kafka's tool reports some kinds of damage at the end, in groups."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.is_damaged = False
@@ -101,7 +101,7 @@ class _Printer:
         self._groups: dict[str, list[str]] = {}
 
     def line(self, text: str) -> None:
-        """A line that has no values, such as a heading."""
+        """Prints a line that has no values, such as a heading."""
         if not self._as_json:
             stream_line(text, flush=False)
 
@@ -117,7 +117,7 @@ class _Printer:
         print_line(f"klamm: {path}{at}: {what}", file=sys.stderr)
 
     def note(self, heading: str, text: str, *, is_damage: bool = True) -> None:
-        """A line below a heading, at the end."""
+        """Adds a line below a heading, to be printed at the end."""
         self.is_damaged |= is_damage
         self._groups.setdefault(heading, []).append(text)
 
@@ -338,7 +338,7 @@ def _dump_offset_index(path: str, wanted: Wanted, printer: _Printer) -> None:
                 printer.damage(path, None, f"offset {offset}: no batch begins at position {position}")
                 continue
             if header.last_offset != offset:
-                # The entry of an append of several batches has the last offset of all of them.
+                # If an append had several batches, the index entry holds the last offset of all of them.
                 is_wrong = header.base_offset > offset
                 text = f"  Index offset: {offset}, log offset: {header.last_offset}"
                 printer.note(f"Mismatches in :{os.path.abspath(path)}", text, is_damage=is_wrong)
@@ -405,7 +405,7 @@ def _dump_snapshot(path: str, wanted: Wanted, printer: _Printer) -> None:
         else:
             first = item["currentTxnFirstOffset"]
             shown = {**item, "currentTxnFirstOffset": "None" if first is None else f"Some({first})"}
-            # Kafka's tool leaves a space where there is no batch.
+            # Kafka's tool leaves a space if the producer has no batch.
             printer.line(_text(shown) + ("" if "lastOffset" in item else " "))
 
 

@@ -24,7 +24,7 @@ from klamm.state_changes.causal import Fact, causal_order
 from klamm.state_changes.entries import EARLIEST, END_OF_TIME, FORM, Said, first_partition, names, parse
 from klamm.state_changes.merging import Run, Wanted, merge
 
-# What a causal order and a story hold in memory.
+# A causal order and a story hold at most this many entries in memory.
 MAX_ENTRIES: Final = 2_000_000
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The entries that are asked for. Without `partitions` all of the topic's; without `topic` all."""
+    """The requested entries: those about `partitions` of `topic`, about all its partitions, or without `topic` all."""
 
     topic: str | None
     partitions: Sequence[int]
@@ -91,7 +91,7 @@ def write_with_spark(spark: "SparkSession", paths: Sequence[str], choice: Choice
 
 
 class _Warnings:
-    """Lines on stderr about files that could not be read as a whole."""
+    """Prints lines on stderr about files that could only be read in part."""
 
     def __init__(self) -> None:
         self.is_any_lost = False
@@ -171,7 +171,7 @@ def _in_causal_order(runs: Iterator[Run], choice: Choice) -> Run:
 
 
 def _all(runs: Iterator[Run]) -> Run:
-    """Everything in memory, within a limit."""
+    """All entries, in memory. Raises ToolError if there are more than MAX_ENTRIES."""
     entries: list[bytes] = []
     files: list[int] = []
     for run in runs:
@@ -220,6 +220,6 @@ def _print_story(runs: Iterator[Run], as_json: bool) -> None:
 
 
 def described(said: Said) -> dict[str, Any]:
-    """The values of an entry, without those that it does not say."""
+    """The values of an entry, without those that are missing."""
     values = {name: value for name, value in said._asdict().items() if value is not None and name != "is_controller"}
     return {**values, "written_by": "controller" if said.is_controller else "broker"}

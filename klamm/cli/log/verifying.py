@@ -65,8 +65,9 @@ CHECKPOINTS: Final = (
 
 @dataclass(slots=True)
 class Directory:
-    """A log directory: what its own files say, and which partitions it holds. `problems` are reasons for exit code 1,
-    `notes` are not. `lacking` are partitions with committed records, by a checkpoint, that are not here."""
+    """A log directory: the content of its own files, and the partitions that it holds. `problems` are reasons for exit
+    code 1, `notes` are not. `lacking` are partitions that have committed records according to a checkpoint, and that
+    are not in this directory."""
 
     path: str
     is_clean: bool
@@ -150,7 +151,7 @@ def verify(paths: Sequence[str], topic: str | None, compacted: Sequence[str], *,
 
 
 def _outcome(is_damaged: bool, *, is_open: bool) -> tuple[str, int]:
-    """What is known, and the exit code. Damage counts, whatever else could not be verified."""
+    """The outcome and the exit code. Damage takes precedence over what could not be verified."""
     if is_damaged:
         return "damaged", EXIT_FAILED
     return ("unverified", EXIT_INCOMPLETE) if is_open else ("sound", EXIT_OK)
@@ -172,7 +173,7 @@ def _check_committed(log: VerifiedLog, high_watermark: int) -> None:
 
 @contextmanager
 def _quiet_loader() -> Iterator[None]:
-    """The loader logs what it does; here it does nothing."""
+    """Silences the loader: it would log changes that are not made here."""
     logger = logging.getLogger("klamm.storage")
     before, logger.propagate = logger.propagate, False
     handler = logging.NullHandler()
@@ -188,7 +189,7 @@ def _quiet_loader() -> Iterator[None]:
 
 
 def look_at(disk: FileSystem, path: str) -> Directory:
-    """What a log directory's own files say. Raises OSError."""
+    """Reads a log directory's own files. Raises OSError."""
     names = disk.list_directory(path)
     directory = Directory(path, CLEAN_SHUTDOWN_FILE in names)
     if META_PROPERTIES_FILE in names:
@@ -236,7 +237,7 @@ def _classify(directory: Directory, name: str) -> None:
 
 
 def find_conflicts(directories: Sequence[Directory]) -> None:
-    """Adds what only several directories together show: other owners, and partitions with two directories."""
+    """Adds problems that only several directories together show: different owners, partitions in two places."""
     first = next((each for each in directories if each.meta is not None), None)
     places: dict[PartitionKey, Directory] = {}
     for directory in directories:
@@ -271,7 +272,7 @@ def _owner_of(meta: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def _lock(disk: FileSystem, path: str) -> Callable[[], object]:
-    """Takes the directory's lock if there is one. Returns what releases it. Raises ToolError when a broker has it."""
+    """Takes the directory's lock, if there is one; returns its release. Raises ToolError when a broker has it."""
     name = os.path.join(path, LOCK_FILE)
     if not os.path.isdir(path):
         raise ToolError(f"{path} is not a directory")
@@ -337,7 +338,7 @@ def _tell_log(path: str, key: PartitionKey, log: VerifiedLog, prediction: Predic
 def _tell_lacking(
     directory: Directory, directories: Sequence[Directory], wanted: Callable[[str], bool], as_json: bool
 ) -> int:
-    """How many partitions with committed records are in none of the directories: lost, or deleted since."""
+    """Prints, and counts, the partitions with committed records that no directory has: lost, or deleted since."""
     held = {key for each in directories for key in (*each.partitions, *each.futures)}
     lacking = [key for key in directory.lacking if key not in held and wanted(key[0])]
     for topic, partition in lacking:

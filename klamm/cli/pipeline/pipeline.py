@@ -63,7 +63,7 @@ def archive(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     offsets_per_file: Annotated[int, typer.Option(min=1, help="The largest number of offsets in a file.")] = 1_000_000,
     accept_data_loss: Annotated[
-        bool, typer.Option(help="Go on where records were removed before they were archived.")
+        bool, typer.Option(help="Continue even if records were removed before they were archived.")
     ] = False,
     delta: Annotated[
         bool, typer.Option(help="Also keep DIRECTORY/data as a Delta table; needs the package deltalake.")
@@ -207,14 +207,14 @@ def load(
         ),
     ] = None,
     end_time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Batches from this time on do not count. By default now.")
+        str | None, typer.Option(metavar="TIME", help="Count only batches before this time; by default now.")
     ] = None,
     window: Annotated[
         str | None,
         typer.Option(metavar="30s|5m|1h|1d", help="The width of the windows of time; by default one that fits."),
     ] = None,
     hot_keys: Annotated[
-        int, typer.Option(min=0, max=1000, metavar="N", help="Also decode a sample, and show so many frequent keys.")
+        int, typer.Option(min=0, max=1000, metavar="N", help="Also decode a sample, and show this many frequent keys.")
     ] = 0,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the load that klamm reassign generate --load reads.")
@@ -237,7 +237,7 @@ def load(
     choice = choose(topic, start_time, end_time, window, hot_keys, now_ms=now_ms)
     client = cluster.client_options()
     with client_in_thread(client):
-        pass  # Spark takes seconds to start; a cluster that does not answer is told at once.
+        pass  # Spark takes seconds to start, so a cluster that does not answer is reported before.
     with session("klamm load", master, remote) as spark, shown("counting", cluster.as_json) as show:
         from klamm.spark.pipelines.load import count_load
 
@@ -270,7 +270,7 @@ def prewarm(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile what readers and writers run, so that no worker has to: for images, archives and read-only disks."""
+    """Compile the code of readers and writers, so that no worker has to: for images, archives and read-only disks."""
     if directory is not None:
         os.environ["NUMBA_CACHE_DIR"] = str(directory)
     try:
@@ -315,7 +315,7 @@ def session(
     from klamm.spark.pipelines.replay import ReplayError
     from klamm.spark.settings import DataLoss
 
-    # No pipeline hands pandas' data to its user, who can do nothing about PySpark's opinion of pandas' version.
+    # Pipelines hand no pandas data to users, so PySpark's warning about pandas' version does not concern them.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     try:
         if remote is not None:
@@ -350,7 +350,7 @@ def session(
 
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, str]:
-    """As `parse_pairs`; what it refuses is not shown, because it may be a secret."""
+    """Like `parse_pairs`. Errors do not show the refused text, because it may be a secret."""
     names = [pair.partition("=")[:2] for pair in pairs or ()]
     if not all(name.strip() and equals for name, equals in names):
         raise typer.BadParameter("one of them is not of the form NAME=VALUE", param_hint="--storage-option")
@@ -358,7 +358,7 @@ def parse_storage_options(pairs: list[str] | None) -> dict[str, str]:
 
 
 def worker_python() -> str:
-    """The path of bin/klamm-python, with which PySpark starts faster, if it exists; otherwise this Python."""
+    """The path of bin/klamm-python, with which PySpark starts faster, or of this Python if that file does not exist."""
     sooner = Path(sys.executable).with_name("klamm-python")
     return str(sooner) if sooner.exists() else sys.executable
 

@@ -1,7 +1,7 @@
 """`klamm pipeline run`: a pipeline from a file. It runs the program that `--print` prints.
 
-A stop (SIGTERM, Ctrl-C) ends the streaming queries: the micro-batch in progress is given up, and the same command
-does it again, so nothing is lost. Messages never have the value of a variable.
+A stop (SIGTERM, Ctrl-C) ends the streaming queries: the micro-batch in progress is abandoned, and the same command
+repeats it, so nothing is lost. Messages never contain the value of a variable.
 """
 
 import json
@@ -65,7 +65,7 @@ def run(
         conf = {name: text.text(os.environ) for name, text in pipeline.conf.items()}
         with stoppable() as stop, session(pipeline.name, master, remote, conf) as spark:
             if remote is None:
-                # What fails is told at the end; Spark's own lines could have the values of variables.
+                # A failure is reported at the end. Spark's own log lines could contain the values of variables.
                 spark.sparkContext.setLogLevel("OFF")
             _run(spark, pipeline, program(pipeline), stop, as_json)
     except ToolError as error:
@@ -88,7 +88,8 @@ def _content(file: Path) -> bytes:
 
 @dataclass(slots=True)
 class Stop:
-    """Whether a signal has asked for a stop. While queries run the first one only sets `asked`; others interrupt."""
+    """Whether a signal has asked for a stop. While queries run, the first one only sets `asked`; later ones
+    interrupt."""
 
     asked: threading.Event = field(default_factory=threading.Event)
     interrupts: bool = True
@@ -102,7 +103,7 @@ class Stop:
 
 @contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Meanwhile SIGTERM is as Ctrl-C, and both are told to the `Stop`."""
+    """Within this context, SIGTERM and Ctrl-C both call the `Stop`."""
     stop = Stop()
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
@@ -137,7 +138,8 @@ def _run(spark: "SparkSession", pipeline: "Pipeline", text: str, stop: Stop, as_
 def _watch(
     queries: Mapping[str, "StreamingQuery"], stop: Stop, show: Callable[[Mapping[str, Any]], object]
 ) -> dict[str, int]:
-    """Waits for the end of all queries, or for a stop; returns how many records each has read. Raises its error."""
+    """Waits until all queries have ended or a stop was asked for. Returns each one's number of records. Raises its
+    error."""
     rows, last = dict.fromkeys(queries, 0), dict.fromkeys(queries, -1)
     try:
         is_active = True
@@ -145,7 +147,7 @@ def _watch(
             is_active = any(query.isActive for query in queries.values())
             for name, query in queries.items():
                 for each in query.recentProgress:
-                    # A query that waits tells the number of the micro-batch that comes next.
+                    # A query that waits reports the number of the next micro-batch.
                     if each.batchId > last[name] and "addBatch" in each.durationMs:
                         last[name] = each.batchId
                         rows[name] += each.numInputRows
@@ -179,7 +181,7 @@ def _line(name: str, progress: Any) -> dict[str, Any]:
 
 @contextmanager
 def _lines(as_json: bool) -> Iterator[Callable[[Mapping[str, Any]], object]]:
-    """Yields a function that shows a micro-batch: as JSON, or in a line of a terminal that changes."""
+    """Yields a function that shows a micro-batch: as JSON, or in a terminal line that is overwritten."""
     with ExitStack() as stack:
         if as_json:
             yield lambda line: print_line(json.dumps(line), flush=True)

@@ -1,7 +1,7 @@
-"""What an execution asks of a cluster, over the wire and through ZooKeeper's znodes.
+"""How an execution reaches a cluster: over the wire, or through ZooKeeper's znodes.
 
-Both have the same methods, so that one execution serves both. Through the znodes there are no sizes and no moves
-between log directories, and what has begun cannot be cancelled.
+Both classes have the same methods, so one execution serves both. Through the znodes there are no sizes and no moves
+between log directories, and a reassignment that has begun cannot be cancelled.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ Targets = Mapping[TopicPartition, Sequence[int]]
 Results = dict[TopicPartition, KafkaError | None]
 LogDirs = dict[int, Mapping[str, LogDirDescription]]
 
-# How long a command looks for a controller. A dead one is replaced when its ZooKeeper session expires: after 18 s by
-# default.
+# How long a command looks for a controller. A dead controller is replaced when its ZooKeeper session expires: after 18
+# s by default.
 CONTROLLER_AWAITED_MS: Final = 40_000
 
 
@@ -37,7 +37,7 @@ class Access(Protocol):
     """A cluster's reassignments, throttles and log directories."""
 
     async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
-        """These topics, or all. `in_doubt` asks a second broker too: the first may be behind the controller."""
+        """These topics, or all. With `in_doubt` a second broker is asked too, as the first may be behind."""
         ...
 
     async def cluster_id(self) -> str | None: ...
@@ -49,20 +49,20 @@ class Access(Protocol):
     async def cancel(self, partitions: Collection[TopicPartition]) -> Results: ...
 
     async def read_configs(self, keys: Iterable[ConfigKey]) -> dict[ConfigKey, str | None]:
-        """The values that are set for these very entities. The configs of a broker that does not answer are left out;
-        a topic that does not exist has none."""
+        """The values that are set for these entities themselves, not inherited. The configs of a broker that does not
+        answer are left out; a topic that does not exist has no values."""
         ...
 
     async def unreachable(self, brokers: Iterable[int]) -> set[int]:
-        """Those of the brokers whose configs cannot be changed now."""
+        """The brokers among these whose configs cannot be changed now."""
         ...
 
     async def change_configs(self, changes: Changes) -> dict[str, KafkaError | None]:
-        """Changes the configs of each entity; the others of its configs stay."""
+        """Changes these configs of each entity; its other configs stay."""
         ...
 
     async def log_dirs(self, brokers: Iterable[int], partitions: Collection[TopicPartition]) -> LogDirs:
-        """Where these brokers have these partitions. A broker that does not answer is left out."""
+        """The log directories of these partitions on these brokers. A broker that does not answer is left out."""
         ...
 
     async def move_log_dirs(
@@ -138,12 +138,12 @@ class ZnodeAccess:
 
     def __init__(self, znodes: KafkaZooKeeper) -> None:
         self._znodes = znodes
-        # The topics and brokers that looks have left out, and why.
+        # The topics and brokers that `look` has left out, and why.
         self.unread: dict[str, str] = {}
 
     async def look(self, topics: Iterable[str] | None, *, in_doubt: bool = False) -> ClusterMoment:
         await self._znodes.sync()
-        # Read first: the controller removes what is done after it has written the assignment.
+        # Read first: the controller writes the assignment before it removes a finished partition from this list.
         requested = await self._znodes.requested_reassignment()
         view = await read_znodes(self._znodes, topics)
         self.unread.update(view.unread)

@@ -1,8 +1,8 @@
 """`klamm reassign`: kafka-reassign-partitions' work, over the wire for any Kafka cluster or through ZooKeeper's znodes.
 
-`execute` follows the moves to their end and takes its throttle back. Ctrl-C or a death leaves the moves running in the
+`execute` follows the moves to their end and removes its throttle. After Ctrl-C or kill -9 the moves still run in the
 cluster, and `execute --resume` continues. Option names and lines are those of Kafka's tool where it has them. Progress,
-and lines about what is in the way, go to stderr.
+and lines about obstacles, go to stderr.
 """
 
 import json
@@ -49,9 +49,9 @@ def execute(
     additional: Annotated[
         bool, typer.Option(help="Begin although other reassignments are in progress; also to change the throttle.")
     ] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with an execution of this plan that was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option(help="Continue an interrupted execution of this plan.")] = False,
 ) -> None:
-    """Move partitions as a plan says, follow them to the end, and take the throttle back.
+    """Move partitions as a plan says, follow them to the end, and remove the throttle.
 
     Before anything changes, the rollback plan and the former throttles are saved beside the plan.
     """
@@ -81,7 +81,7 @@ def rollback(
     )
 
     placements = read_plan(file)
-    # What an interrupted rollback has begun is not cancelled but continued.
+    # An interrupted rollback is continued: its reassignments are not cancelled.
     problems: dict[str, str] = {}
     if not state_of(file).exists():
         states = executions_of(file)
@@ -128,10 +128,10 @@ def verify(
     cluster: Reached,
     preserve_throttles: PreserveThrottles = False,
 ) -> None:
-    """Tell whether each partition of a plan is where it shall be.
+    """Say whether each partition of a plan has reached its target.
 
-    When no partition of the cluster is moving, the throttles are taken back. The exit code is 1 while something is
-    in progress or differs.
+    When no partition of the cluster is moving, the throttles are removed. The exit code is 1 while something is in
+    progress or differs.
     """
     from klamm.cli.reassign import operations, views
     from klamm.cli.reassign.running import clear, end_finished, fail_with, read_plan, say, state_of

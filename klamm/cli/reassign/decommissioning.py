@@ -1,8 +1,8 @@
 """`klamm brokers decommission`: a plan that empties brokers, and its execution.
 
-The plan moves only what the brokers have. Replicas that cannot move are named with the reason; the others move. The
+The plan moves only replicas of these brokers. Replicas that cannot move are named with the reason; the others move. The
 plan is kept in a file, beside which the execution keeps its record, so that the same command continues after an
-interrupt. A topic that is created meanwhile may get replicas on the brokers, so what is left is counted in the end.
+interrupt. A topic that is created meanwhile may get replicas on the brokers, so the replicas are counted at the end.
 """
 
 import json
@@ -63,7 +63,7 @@ def decommission(
 
 
 def _save_plan(cluster: "ClusterModel", goal: "Goal", path: Path, throttle: int | None, *, as_json: bool) -> bool:
-    """Shows what moves and what cannot, and writes the plan if there is something to move."""
+    """Shows the moves and the replicas that cannot move, and writes the plan if there is something to move."""
     from klamm.cli.reassign.json_form import format_reassignment
     from klamm.cli.reassign.planning.planner import plan
     from klamm.cli.reassign.report import report, report_lines, report_value

@@ -1,19 +1,20 @@
-"""Carries out the moves of a record: begins as many as the limits allow, follows them, and takes the throttle back.
+"""Carries out the moves of a record: begins as many as the limits allow, follows them, and removes the throttle.
 
 Each turn looks at the cluster, decides with the pure functions of `steps` and `throttles`, acts, and reports events.
 `setting_throttles` sets and restores configs; `log_dir_moves` moves replicas into their directories.
 
 What must stay true:
-- The record on disk names each config before it is set, so that a process that is killed at any point leaves nothing
-  that `execute --resume` does not restore.
-- A partition begins only while it is as it was when the plan was made, and while the throttle of its brokers is there:
-  each batch looks for it first. One that another client has deleted is set again, also while partitions move.
-- A partition that cannot move now, because a broker is dead for example, is reported and tried again. It counts for no
-  limit, so the others move.
+- The record on disk names each config before it is set. So `execute --resume` restores every config, at whatever point
+  the process was killed.
+- A partition begins to move only if it has not changed since the plan was made, and if the throttle of its brokers is
+  set, which each batch checks first. A throttle that another client has deleted is set again, also while partitions
+  move.
+- A partition that cannot move now, because a broker is dead for example, is reported and tried again. It does not count
+  towards the limits, so the others move.
 - When another client cancels a partition, nothing more begins: it may be an operator who cancels all.
-- The throttle stays while a partition that this plan has begun is moving: without it the copy would run unlimited.
+- The throttle stays while a partition that this plan has begun is moving: the copy would otherwise run unlimited.
 
-A broker that was asked may be behind the controller. Therefore a change by another client is believed when all looks
+The broker that was asked may be behind the controller. Therefore a change by another client counts only when all looks
 for SETTLE_S have shown it.
 """
 
@@ -67,7 +68,8 @@ STOPPED: Final = "another client has cancelled a partition of this plan, so noth
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an execution. `timeout_ms` is how long it lasts while everything that is left waits."""
+    """The options of an execution. `timeout_ms` is how long the execution continues while all remaining partitions
+    wait."""
 
     limits: Limits
     timeout_ms: int = 60_000
@@ -75,7 +77,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an execution has ended. `unfinished` and `failed` have the reasons."""
+    """How an execution has ended. `unfinished` and `failed` map names to reasons."""
 
     done: tuple[TopicPartition, ...]
     unfinished: Mapping[str, str]
@@ -118,8 +120,8 @@ class Execution:
         self._samples: deque[_Sample] = deque()
 
     async def run(self) -> Outcome:
-        """Returns when all is done, failed, or has waited for the timeout. Raises ToolError when the cluster does not
-        answer for as long."""
+        """Returns when every partition is done, has failed, or has waited for the timeout. Raises ToolError when the
+        cluster does not answer for that time."""
         waiting_since_s: float | None = None
         pause_s = FIRST_LOOKS_EVERY_S
         while True:
@@ -146,7 +148,7 @@ class Execution:
         return await self._end()
 
     async def begin(self) -> Outcome:
-        """Begins what can begin now, as Kafka's tool does, and leaves the rest and the throttle to another client."""
+        """Begins what can begin now, as Kafka's tool does. Another client must do the rest and remove the throttle."""
         look = await self._look()
         self._judge(look)
         await self._start(look)
@@ -156,7 +158,7 @@ class Execution:
         return Outcome(tuple(sorted(self._moved_to_their_brokers())), waiting, self._failed(), {})
 
     def _notice_commands(self) -> None:
-        """Another command may have recorded another throttle, or that this execution shall end."""
+        """Reads what another command may have recorded: another throttle, or the end of this execution."""
         if not self._file.exists():
             raise ToolError(f"{self._file.path} was removed by another client; nothing more of the plan is begun")
         if (stamp := self._file.stamp()) != self._stamp:
@@ -250,8 +252,8 @@ class Execution:
     # -- throttles ----------------------------------------------------------------------------------------------------
 
     async def _set_throttles(self, look: ClusterMoment, batch: Collection[Move]) -> None:
-        """Sets the throttle of what moves and of the batch that is to begin, on brokers that are alive; now and then
-        looks whether another client has changed it."""
+        """Sets the throttle for the moving partitions and for the next batch, on live brokers. Now and then checks
+        whether another client has changed it."""
         if batch:
             self._listed = {move.topic_partition for move in [*self._moving(), *batch]}
         elif not self._listed:
@@ -314,7 +316,7 @@ class Execution:
         except (KafkaError, ClientError) as error:
             self._report({"event": "trouble", "reason": str(error)})
             return
-        # Another client may have deleted the throttle between the look at it and the start.
+        # Another client may have deleted the throttle just before the start, so the throttle is checked again soon.
         self._configs_checked_s = self._clock() - CONFIGS_CHECKED_EVERY_S + LOOKS_EVERY_S
         started = [key for key, error in results.items() if error is None]
         self._sent.update(started)
@@ -328,7 +330,7 @@ class Execution:
                 self._refuse(key, refusal)
 
     def _next_batch(self) -> list[Move]:
-        # Partitions that wait for something count for no limit. Those without a throttle take no other's place.
+        # Partitions that wait do not count towards the limits. Partitions without a throttle come last.
         moving = [move for move in self._moving() if not self._verdicts[move.topic_partition].reason]
         ready = [move for move in self._open_moves() if move.topic_partition in self._may_begin]
         ready.sort(key=lambda move: bool(self._throttle_problem(move)))
@@ -359,7 +361,7 @@ class Execution:
         while len(self._samples) > 2 and now_s - self._samples[0].at_s > RATE_OVER_S:
             self._samples.popleft()
         first = self._samples[0]
-        # A copy that is cancelled is deleted.
+        # A cancelled copy is deleted, so the bytes may have decreased.
         rate = max(0, moved - first.moved_bytes) / (now_s - first.at_s) if now_s > first.at_s else 0.0
         standings = [verdict.standing for verdict in self._verdicts.values()]
         self._report(
@@ -377,7 +379,7 @@ class Execution:
         return self._verdicts[key].standing is Standing.CHANGED
 
     async def _sizes(self, look: ClusterMoment) -> dict[TopicPartition, dict[int, int]]:
-        """The bytes that brokers have of the partitions that they receive now."""
+        """The bytes that brokers have so far of the partitions that they are receiving."""
         moving = self._moving()
         brokers = {broker for move in moving for broker in move.adding_replicas if broker in look.view.brokers}
         if not brokers:

@@ -1,7 +1,7 @@
 """`klamm reassign generate`: a plan for a goal. It changes nothing in the cluster.
 
-stdout has the current and the proposed placements, as Kafka's tool prints them; stderr says what the plan does to each
-broker, what it costs, and what cannot move.
+stdout has the current and the proposed placements, as Kafka's tool prints them. stderr says what the plan does to each
+broker, how much it copies, and which replicas cannot move.
 """
 
 import json
@@ -50,8 +50,8 @@ def generate(
         str | None,
         typer.Option(
             metavar="WHAT,...",
-            help="What brokers get equally much of: replicas, leaders, bytes, load or none. By default the first three,"
-            " and none when another goal is given.",
+            help="What to spread evenly over brokers: replicas, leaders, bytes, load or none. By default the first"
+            " three, and load if it is given; none when another goal is given.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -65,7 +65,7 @@ def generate(
         typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Load, as klamm pipeline load writes it."),
     ] = None,
     throttle: Annotated[
-        int | None, typer.Option(min=1, metavar="BYTES/S", help="Say how long it takes at this rate.")
+        int | None, typer.Option(min=1, metavar="BYTES/S", help="Show how long the plan takes at this rate.")
     ] = None,
     kafka: Annotated[
         bool, typer.Option(help="Place the topics anew, as Kafka's tool does; nearly everything moves.")
@@ -78,8 +78,8 @@ def generate(
 ) -> None:
     """Make a plan that moves as little as possible. Nothing is changed.
 
-    Kafka's tool places every partition anew; this plan keeps what may stay. Through ZooKeeper the sizes are not known.
-    The exit code is 1 if a replica cannot move as the goal asks.
+    Kafka's tool places every partition anew; this plan keeps replicas where they may stay. Through ZooKeeper the sizes
+    are not known. The exit code is 1 if a replica cannot move as the goal asks.
     """
     from klamm.cli.reassign.json_form import parse_topics
     from klamm.cli.reassign.load_file import parse_load
@@ -115,7 +115,7 @@ def generate(
 
 
 def _check_kafka(goal: "Goal", balance: str | None) -> None:
-    """Kafka's algorithm knows topics, brokers and racks alone."""
+    """Raises typer.BadParameter for options that Kafka's algorithm lacks: it takes topics, brokers and racks."""
     from klamm.cli.reassign.planning.goals import Racks
 
     given = {

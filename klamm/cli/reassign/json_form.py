@@ -3,8 +3,8 @@
     {"version":1,"partitions":[{"topic":"t","partition":0,"replicas":[1,2],"log_dirs":["any","/data/a"]}]}
     {"version":1,"topics":[{"topic":"t"}]}
 
-Kafka ignores a misspelt field and overwrites a repeated one. Here each of them is an error, because a plan that is
-half understood moves the wrong replicas. Errors name the file, the entry and what is allowed.
+Kafka ignores a misspelt field and overwrites a repeated one. Here both are errors, because a misread plan moves the
+wrong replicas. Errors name the file, the entry and what is allowed.
 
 Source: kafka.admin.ReassignPartitionsCommand.
 """
@@ -31,7 +31,7 @@ def format_reassignment(placements: Mapping[TopicPartition, Placement]) -> str:
 
 
 def fingerprint(placements: Mapping[TopicPartition, Placement]) -> str:
-    """Differs for plans that place a partition differently."""
+    """A hash of the plan. Plans that place a partition differently have different hashes."""
     return sha256(format_reassignment(placements).encode()).hexdigest()
 
 
@@ -66,7 +66,7 @@ def format_partitions(partitions: Mapping[TopicPartition, Mapping[str, Any]]) ->
 def partitions_of(
     text: str | bytes, required: set[str], optional: set[str], source: str
 ) -> Iterator[tuple[TopicPartition, str, dict[str, Any]]]:
-    """The partitions of a file, each with the words that name it in an error, and its fields."""
+    """The partitions of a file, each with its name for error messages and its fields."""
     known: set[TopicPartition] = set()
     for place, entry in _entries(text, "partitions", source):
         _check_fields(entry, {"topic", "partition"} | required, optional, place)
@@ -99,7 +99,7 @@ def parse_object(text: str | bytes, source: str) -> dict[str, Any]:
 
 
 def _entries(text: str | bytes, kind: str, source: str) -> list[tuple[str, dict[str, Any]]]:
-    """The objects of the list `kind`, each with the words that name it in an error."""
+    """The objects of the list `kind`, each with its name for error messages."""
     whole = parse_object(text, source)
     _check_fields(whole, {kind}, {"version"}, source)
     version = whole.get("version", VERSION)

@@ -5,10 +5,10 @@
 | field | meaning |
 |---|---|
 | bytes_in_per_s | what producers write to the partition; every replica writes as much to its disk |
-| bytes_out_per_s | what consumers read from its leader; 0 when the field is left out, because batches do not tell it |
+| bytes_out_per_s | what consumers read from its leader; 0 when the field is left out, because batches do not show it |
 
-A partition that the file does not name has no load. A partition that no longer exists is ignored, so that a file may be
-older than the plan that is made from it.
+A partition that the file does not name has no load. A partition that no longer exists is ignored, because a load file
+may be older than the plan that uses it.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Moves replicas into the log directories that a plan has chosen.
 
 What must stay true: a move counts as done when its replica is in the chosen directory and in no other. A move that
-another client has cancelled, or that a broker has forgotten, is asked for again.
+another client has cancelled, or that a broker has forgotten, is requested again.
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ from klamm.net.client import ClientError
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
-# The controller may accept a partition later that it refuses with one of these.
+# If the controller refuses a partition with one of these errors, it may accept the partition later.
 MAY_PASS: Final = RETRIABLE_ERRORS | {
     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
     ErrorCode.REASSIGNMENT_IN_PROGRESS,
@@ -28,8 +28,8 @@ MAY_PASS: Final = RETRIABLE_ERRORS | {
 
 
 class LogDirMoves:
-    """The moves into chosen log directories. A broker takes the request for a replica that it does not have yet as a
-    wish, so it is sent before the partition moves, and again afterwards until the broker accepts it."""
+    """The moves into chosen log directories. A broker remembers a request for a replica that it does not have yet. So
+    the request is sent before the partition moves, and again afterwards until the broker accepts it."""
 
     def __init__(self, access: Access, record: Record, report: Report) -> None:
         self._access, self._report = access, report
@@ -42,7 +42,7 @@ class LogDirMoves:
         self._accepted: set[TopicPartitionReplica] = set()
         self._done: set[TopicPartitionReplica] = set()
         self._failed: dict[TopicPartitionReplica, str] = {}
-        # What is copied between two directories of a broker: the sizes of the replicas, and of their copies.
+        # The sizes of the replicas that are copied between two directories of a broker, and below, of their copies.
         self._size_bytes = {
             TopicPartitionReplica(move.topic, move.partition, broker): move.size_bytes
             for move in record.moves
@@ -65,7 +65,7 @@ class LogDirMoves:
         return sum(self._size_bytes[each] for each in replicas if each not in self._failed)
 
     def pending(self, moved: Collection[TopicPartition]) -> dict[str, str]:
-        """The moves of partitions that are at their brokers, and why each waits; empty text if it is copied now."""
+        """The pending moves of partitions that are on their brokers, and why each waits; "" during the copy."""
         return {_replica_text(each): self._state.get(each, "") for each in self._pending(moved)}
 
     def failures(self) -> dict[str, str]:
@@ -82,7 +82,7 @@ class LogDirMoves:
         ]
 
     async def announce(self, batch: Collection[Move]) -> None:
-        """Tells the brokers where the replicas of these partitions are to be."""
+        """Tells the brokers the target directories of the replicas of these partitions."""
         moving = {move.topic_partition for move in batch}
         paths = {
             each: path for each, path in self._wanted.items() if TopicPartition(each.topic, each.partition) in moving
@@ -91,7 +91,7 @@ class LogDirMoves:
             await self._access.move_log_dirs(paths)
 
     async def step(self, moved: Collection[TopicPartition], look: ClusterMoment) -> None:
-        """Asks for the moves of these partitions, and follows those that a broker has accepted."""
+        """Requests the moves of these partitions, and follows those that a broker has accepted."""
         pending = self._pending(moved)
         if not pending:
             return
@@ -143,7 +143,7 @@ class LogDirMoves:
                 self._done.add(each)
                 self._report({"event": "log_dir_completed", "replica": _replica_text(each)})
             elif not any(present.values()):
-                # Another client has cancelled the move, or the broker has started anew: it is asked again.
+                # Another client has cancelled the move, or the broker has restarted: the move is requested again.
                 self._accepted.discard(each)
 
 

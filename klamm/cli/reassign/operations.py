@@ -20,18 +20,18 @@ from klamm.protocol.vocabulary import TopicPartition
 Placements = Mapping[TopicPartition, Placement]
 
 
-# -- the cluster as the plans see it ----------------------------------------------------------------------------------
+# -- the cluster ------------------------------------------------------------------------------------------------------
 
 
 async def read_model(access: Access, topics: Iterable[str] | None) -> tuple[ClusterMoment, ClusterModel]:
-    """These topics, or all, with the sizes and directories of their replicas."""
+    """The model of these topics, or of all, with the sizes and directories of their replicas."""
     look = await access.look(topics)
     log_dirs = await access.log_dirs(sorted(look.view.brokers), sorted(look.view.partitions))
     return look, model_cluster(look.view, log_dirs)
 
 
 def model_cluster(view: ClusterView, log_dirs: LogDirs) -> ClusterModel:
-    """A partition's size is that of its leader's log, or of its largest replica when the leader's is not known."""
+    """The model of a view. A partition's size is that of its leader's log, or else that of its largest replica."""
     sizes: dict[TopicPartition, dict[int, int]] = {}
     paths: dict[TopicPartition, dict[int, str]] = {}
     online: dict[int, list[str]] = {}
@@ -61,7 +61,7 @@ def model_cluster(view: ClusterView, log_dirs: LogDirs) -> ClusterModel:
 
 @dataclass(frozen=True)
 class Survey:
-    """What an execution finds before it begins: all reassignments in progress, and what has to move."""
+    """The state of the cluster before an execution begins: all reassignments in progress, and the moves to be made."""
 
     look: ClusterMoment
     moves: tuple[Move, ...]
@@ -75,7 +75,7 @@ async def survey(access: Access, placements: Placements) -> Survey:
 
 
 def moves_of(placements: Placements, cluster: ClusterModel) -> tuple[Move, ...]:
-    """What has to change for these placements. Raises ToolError for a partition that does not exist, and for a broker
+    """The moves that lead to these placements. Raises ToolError for a partition that does not exist, and for a broker
     that is neither alive nor has a replica of any partition."""
     if unknown := sorted(key for key in placements if key not in cluster.partitions):
         raise ToolError(f"these partitions do not exist: {', '.join(map(str, unknown))}")
@@ -89,7 +89,7 @@ def moves_of(placements: Placements, cluster: ClusterModel) -> tuple[Move, ...]:
     for key, after in placements.items():
         partition = cluster.partitions[key]
         chosen = after.chosen_log_dirs
-        # Where the plan chooses no directory, its rollback does not either.
+        # If the plan chooses no directory for a replica, its rollback does not choose one either.
         paths = [partition.log_dirs.get(each, ANY_LOG_DIR) if each in chosen else ANY_LOG_DIR for each in
                  partition.replicas]  # fmt: skip
         before = Placement(partition.replicas, tuple(paths))
@@ -131,7 +131,7 @@ class PlacementState:
 
 @dataclass(frozen=True, slots=True)
 class LogDirState:
-    """A replica and the directory that it is to be in. `future` is the directory that it is being copied to."""
+    """A replica and its target directory. `future` is the directory to which it is being copied."""
 
     topic: str
     partition: int
@@ -143,7 +143,7 @@ class LogDirState:
 
     @property
     def is_moving(self) -> bool:
-        """As Kafka's tool sees it: a replica that cannot be found is not done either."""
+        """As in Kafka's tool, a replica that cannot be found counts as moving."""
         return self.current is None or self.future is not None
 
     @property
@@ -220,7 +220,7 @@ async def clear_throttles(access: Access, brokers: Collection[int], topics: Coll
 async def cancel(access: Access, active: Collection[TopicPartition]) -> None:
     """Cancels these reassignments. Raises ToolError that names those that could not be cancelled."""
     results = await access.cancel(sorted(active)) if active else {}
-    # Another client may have cancelled it, or it is done meanwhile.
+    # Another client may have cancelled the reassignment, or it may be done.
     errors = {
         key: error
         for key, error in results.items()
@@ -235,9 +235,9 @@ async def cancel(access: Access, active: Collection[TopicPartition]) -> None:
 
 
 async def restore_order(access: Access, record: Record) -> dict[str, str]:
-    """Gives partitions that a cancelled execution did not move their former order of replicas. A broker that cancels
-    only takes the added replicas out of the target's order, and so would leave another preferred leader. Returns the
-    problems by partition."""
+    """Restores the former order of replicas of partitions that a cancelled execution did not move. When Kafka cancels a
+    reassignment, it only removes the added replicas from the target order, which may leave another preferred leader.
+    Returns the problems by partition."""
     look = await access.look(sorted({move.topic for move in record.moves}))
     ids = topic_ids(record.moves, look.view)
     former = {
@@ -259,7 +259,7 @@ async def restore_order(access: Access, record: Record) -> dict[str, str]:
 
 
 async def cancel_log_dirs(access: Access, placements: Placements) -> list[str]:
-    """Moves replicas that are being copied to a chosen directory back to where they are; returns them."""
+    """Cancels copies to chosen directories by asking for each replica's current directory. Returns the replicas."""
     look = await access.look(sorted({key.topic for key in placements}))
     states = await log_dir_states(access, placements, look.view)
     back = {
@@ -280,8 +280,7 @@ async def end_execution(access: Access, file: StateFile, report: Report) -> dict
 
 
 async def change_throttle(access: Access, file: StateFile) -> dict[str, str]:
-    """Sets the throttle that the record of an execution asks for. The caller holds its lock. Returns the problems by
-    entity."""
+    """Sets the throttle of an execution's record. The caller holds the lock. Returns the problems by entity."""
     record = file.load()
     look = await access.look(sorted({move.topic for move in record.moves}))
     moving = [move for move in record.moves if move.topic_partition in look.targets]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# An execution leaves a broker that does not answer alone after this time, and tries it again at the next look.
+# An execution gives up on a broker that does not answer after this time, and tries again at the next look.
 RETRY_TIMEOUT_MS: Final = 3_000
 REQUEST_TIMEOUT_MS: Final = 10_000
 
@@ -58,7 +58,7 @@ class Reached(ZooKeeperOptions):
     unread: dict[str, str] = field(default_factory=dict, init=False)
 
     def with_access(self, work: "Callable[[Access], Awaitable[T]]", *, looks_again: bool = False) -> T:
-        """The result of `work`; one that `looks_again` by itself is soon told what failed. Raises ToolError."""
+        """The result of `work`. Requests of a `work` that `looks_again` by itself fail early. Raises ToolError."""
         from klamm.cli.reassign.access import CONTROLLER_AWAITED_MS, BrokerAccess, ZnodeAccess
         from klamm.client.properties import API_TIMEOUT
 
@@ -85,7 +85,7 @@ class Reached(ZooKeeperOptions):
         return run_with_zookeeper(self.zookeeper, over_znodes)
 
     def exit_if_unread(self) -> None:
-        """Ends the command if something was left out. Each was named on stderr when it was read."""
+        """Ends the command if topics or brokers were left out. They were named on stderr when they were read."""
         if self.unread:
             raise typer.Exit(EXIT_INCOMPLETE)
 
@@ -117,11 +117,11 @@ class ExecuteOptions:
             "--timeout",
             min=0,
             metavar="MS",
-            help="Give up when all that is left has waited, for a dead broker say, this long.",
+            help="Give up when all remaining partitions have waited this long, for a dead broker for example.",
         ),
     ] = 60_000
     no_wait: Annotated[
-        bool, typer.Option(help="Begin everything and return, as Kafka's tool does; verify takes the throttle back.")
+        bool, typer.Option(help="Begin everything and return, as Kafka's tool does; verify removes the throttle.")
     ] = False
     yes: Yes = False
 

@@ -1,7 +1,7 @@
-"""What a plan does to each broker, and what it costs: values for --json, and lines for a person. Pure.
+"""What a plan does to each broker, and how much it copies: values for --json, and lines for a person. Pure.
 
-The table has a row for each broker with what it has before and after, and what it receives and sends. Below it stand
-the most that a broker has as a multiple of the average: 1.00 is perfect balance.
+The table has a row for each broker: what it has before and after, and what it receives and sends. The lines below the
+table show the largest value as a multiple of the average: 1.00 is perfect balance.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ class BrokerRow:
 
     @property
     def is_too_small(self) -> bool:
-        """Whether the disks have no room for what the broker receives, whatever it loses later."""
+        """Whether the disks have too little room for what the broker receives, before it loses anything."""
         return self.usable_bytes is not None and self.receives_bytes > self.usable_bytes
 
 
@@ -50,7 +50,7 @@ class BrokerRow:
 class Report:
     """`minimum_bytes` is the least that any plan for the goal copies; `duration_s` is None without a throttle.
 
-    `balance` has the most that a target broker has as a multiple of the average, before and after, by kind.
+    `balance` has, by kind, the largest value of a target broker as a multiple of the average, before and after.
     """
 
     plan: Plan

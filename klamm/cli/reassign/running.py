@@ -42,7 +42,7 @@ _BROKERS: Final = "--bootstrap-server HOST:PORT"
 
 
 async def read_all(access: "Access") -> ClusterModel:
-    """All partitions with the sizes and directories of their replicas, as plans need them."""
+    """All partitions with the sizes and directories of their replicas, for planning."""
     from klamm.cli.reassign.operations import read_model
 
     return (await read_model(access, None))[1]
@@ -63,7 +63,7 @@ def executions_of(rollback: Path) -> list[StateFile]:
     """The executions in progress that this file undoes."""
     found = []
     for path in sorted(rollback.absolute().parent.glob("*.state.json")):
-        # A file of another program may have such a name; those of this one are replaced as a whole.
+        # A file of another program may have such a name. Files of this program are always whole.
         with suppress(ToolError):
             if StateFile(path).load().rollback_file == rollback.name:
                 found.append(StateFile(path))
@@ -74,7 +74,7 @@ def executions_of(rollback: Path) -> list[StateFile]:
 
 
 def run_plan(cluster: Reached, plan: Path, options: ExecuteOptions, *, additional: bool, resume: bool) -> None:
-    """Executes a plan, or continues with it. Ends the command with the exit code."""
+    """Executes a plan, or resumes its execution. Ends the command with the exit code."""
     placements = read_plan(plan)
     if cluster.zookeeper is not None and any(each.chosen_log_dirs for each in placements.values()):
         raise ToolError("bootstrap-server needs to be provided when replica reassignments are present.")
@@ -112,7 +112,7 @@ async def _execute(access: "Access", state: StateFile, options: ExecuteOptions, 
 def _prepare(
     cluster: Reached, plan: Path, placements: Placements, options: ExecuteOptions, *, additional: bool
 ) -> bool:
-    """Shows what changes, asks, and saves what undoes it. False if nothing changes."""
+    """Shows the changes, asks, and saves the rollback plan. Returns False if nothing changes."""
     from klamm.cli.reassign import operations
 
     survey = cluster.with_access(lambda access: operations.survey(access, placements))
@@ -145,15 +145,14 @@ def _prepare(
 
 
 def _take_up(cluster: Reached, state: StateFile, placements: Placements, options: ExecuteOptions) -> None:
-    """Checks that the record is of this plan and this cluster, and gives it the options' throttle and
-    limits."""
+    """Checks that the record belongs to this plan and this cluster, and sets the options' throttle and limits in it."""
     if load_of_cluster(cluster, state).plan != fingerprint(placements):
         raise ToolError(f"the plan was changed since its execution began: it differs from {state.path}")
     state.change(lambda stored: replace(_with_options(stored, options), is_cancelled=False))
 
 
 def _with_options(record: Record, options: ExecuteOptions) -> Record:
-    """The record with the throttle and the limits that are given; the others stay."""
+    """The record with the throttle and the limits that the options give; other values stay."""
 
     def given(option: int | None, stored: int | None) -> int | None:
         return stored if option is None else option
@@ -169,7 +168,7 @@ def _with_options(record: Record, options: ExecuteOptions) -> Record:
 
 
 def load_of_cluster(cluster: Reached, state: StateFile) -> Record:
-    """The record of an execution. Raises ToolError if it is one on another cluster."""
+    """The record of an execution. Raises ToolError if the execution is on another cluster."""
     record = state.load()
     cluster_id = cluster.with_access(lambda access: access.cluster_id())
     if None not in (cluster_id, record.cluster_id) and cluster_id != record.cluster_id:
@@ -182,7 +181,7 @@ def interrupted_text(plan: Path, state: StateFile, cluster: Reached) -> str:
         return "Interrupted; the reassignment is complete."
     throttle = " The throttle stays until then." if state.load().settings else ""
     stop = ("reassign", "cancel", _FILE, str(plan))
-    # Only brokers cancel.
+    # A reassignment can only be cancelled through the brokers.
     stopping = interrupts.beside(*stop) if cluster.zookeeper is None else f"klamm {shlex.join(stop)} {_BROKERS}"
     return (
         "Interrupted. What has begun continues in the cluster; nothing more begins. To continue:"
@@ -263,7 +262,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What was cancelled: partitions, and replicas between log directories. `brokers` are alive."""
+    """The partitions, and the replicas between log directories, whose moves were cancelled. `brokers` are alive."""
 
     cancelled: list[TopicPartition]
     replicas: list[str]
@@ -272,14 +271,14 @@ class Cancelled:
 
 
 def begun_by(cluster: Reached, placements: Placements, states: Collection[StateFile]) -> Placements:
-    """What to cancel for a plan: its partitions, and those that its executions move, because the plan may have been
-    changed since. Raises ToolError for an execution on another cluster."""
+    """The placements to cancel for a plan: its partitions, and those that its executions move, because the plan file
+    may have changed since. Raises ToolError for an execution on another cluster."""
     records = [load_of_cluster(cluster, state) for state in states]
     return {**placements, **{move.topic_partition: move.after for record in records for move in record.moves}}
 
 
 def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes: bool) -> None:
-    """Shows the reassignments that would be cancelled, of these partitions or of all, and asks if there are any."""
+    """Shows the reassignments that would be cancelled, of these partitions or of all. Asks if there are any."""
 
     async def work(access: "Access") -> dict[TopicPartition, Any]:
         view = (await access.look(None)).view
@@ -290,7 +289,7 @@ def confirm_cancellation(cluster: Reached, placements: Placements | None, *, yes
     if active:
         confirm(views.list_lines(active), f"Cancel {counted(len(active), 'reassignment')}?", yes=yes)
     else:
-        # What an execution has left, such as throttles, is still taken back.
+        # The throttles that an execution has left are still removed.
         interrupts.from_now_on()
 
 
@@ -325,8 +324,8 @@ def cancel_plan(
 
 
 def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_dir_rate: int | None) -> dict[str, str]:
-    """Gives an execution another throttle. A process that executes the plan sets it at its next look; without one it is
-    set here. Returns the problems by entity."""
+    """Gives an execution another throttle. A process that executes the plan sets the throttle at its next look; if no
+    process does, it is set here. Returns the problems by entity."""
     from klamm.cli.reassign import operations
 
     load_of_cluster(cluster, state)
@@ -344,8 +343,8 @@ def change_throttle(cluster: Reached, state: StateFile, rate: int | None, log_di
 
 
 def end_finished(cluster: Reached, state: StateFile, *, is_complete: bool) -> dict[str, str]:
-    """Takes the throttle of an execution back that no process follows. Its record stays unless the plan
-    `is_complete`, so that it can be resumed."""
+    """Removes the throttle of an execution that no process follows. The record stays unless the plan `is_complete`, so
+    that the execution can be resumed."""
     from klamm.cli.reassign.setting_throttles import restore_throttles
 
     report = (lambda event: None) if cluster.as_json else Reporter(as_json=False).report

@@ -1,8 +1,8 @@
-"""Sets the throttles of a record, and takes them back: the effects of what `throttles` decides.
+"""Sets the throttles of a record, and restores the former values. `throttles` decides, this module acts.
 
 What must stay true:
 - The record on disk names each config with its former value before it is set.
-- A config counts as set, or restored, once brokers show the value: until then the old value counts.
+- A config counts as set, or restored, only once brokers show the value: until then brokers use the old value.
 - A rate that another client has set meanwhile stays.
 """
 
@@ -40,8 +40,8 @@ Report = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Throttled:
-    """What an attempt to set throttles has found. `errors` are the reasons why some could not be set, by entity. `gone`
-    was deleted by another client and is set again; `foreign` are rates of other clients, which stay."""
+    """The result of an attempt to set throttles. `errors` says why some could not be set, by entity. `gone` are configs
+    that another client had deleted and that are set again; `foreign` are rates of other clients, which stay."""
 
     errors: Mapping[str, str]
     gone: Collection[ConfigKey] = ()
@@ -51,15 +51,15 @@ class Throttled:
 async def set_throttles(
     access: Access, file: StateFile, wanted: Mapping[ConfigKey, str], shown: Mapping[ConfigKey, str] | None = None
 ) -> Throttled:
-    """Records the former values of these configs, and sets those that are not as they are wanted. A rate that another
-    client has set meanwhile stays. `shown` are the values that the brokers have shown already."""
+    """Records the former values of these configs, and sets those that differ from the wanted values. A rate that
+    another client has set meanwhile stays. `shown` are the values that the brokers have shown already."""
     if not wanted:
         return Throttled({})
     shown = shown or {}
     current = await access.read_configs(wanted)
     gone = _gone(shown.keys() & wanted.keys(), shown, current)
     if gone:
-        # A broker that was asked may be behind the one that has shown the value.
+        # The broker that was asked may be behind the one that has shown the value.
         await asyncio.sleep(LOOKS_EVERY_S)
         current = await access.read_configs(wanted)
         gone = _gone(gone, shown, current)
@@ -92,8 +92,8 @@ def _gone(
 async def _unconfirmed(
     access: Access, settings: Mapping[ConfigKey, Setting], expected: Mapping[ConfigKey, str | None]
 ) -> dict[str, str]:
-    """Waits until brokers show the values that were written: they hear of a change a little later, and until then the
-    old value counts. Returns those that do not, by entity."""
+    """Waits until brokers show the values that were written. Brokers learn of a change a little later, and until then
+    use the old value. Returns the configs that are not shown in time, by entity."""
     deadline_s = asyncio.get_running_loop().time() + CONFIRMED_WITHIN_S
     left = dict(expected)
     while left:

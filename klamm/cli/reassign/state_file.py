@@ -1,14 +1,14 @@
-"""The record of an execution, in a file beside the plan, so that another process can end what a killed one has begun.
+"""The record of an execution, in a file beside the plan, so that another process can finish the work of a killed one.
 
 For `plan.json` there are `plan.rollback.json`, Kafka's format, which undoes the plan, and `plan.state.json`, which has
 the moves, what they replace, the throttle and the limits, and the former value of every config that the execution sets.
-Other commands change it too: another throttle, or that the execution shall end.
+Other commands write to it too: they record another throttle, or that the execution shall end.
 
 What must stay true:
-- Only the process that executes the plan, or that holds its lock, sets configs: another command records what it wants.
+- Only the process that executes the plan, or that holds its lock, sets configs. Other commands record their wishes.
 - Both files are on disk before anything changes in the cluster, and the first record has all that a resumed execution
-  needs: it may be the only one. The state file is replaced as a whole, so that a reader finds the old or the new
-  content.
+  needs, because a killed process may write no second one. The state file is replaced as a whole, so that a reader finds
+  the old or the new content.
 - The state file exists until every throttle has its former value again. A rollback plan is never overwritten.
 - One process at a time executes a plan: it holds a lock on the rollback plan, which its death releases.
 """
@@ -36,7 +36,7 @@ LOCK_TRIED_EVERY_S: Final = 0.1
 
 @dataclass(frozen=True)
 class Record:
-    """What is executed, and what it has set. `topic_ids` are those of the topics as the execution began.
+    """An execution's moves, and the configs that it has set. `topic_ids` are the ids at the beginning of the execution.
 
     `rollback_file` is the name of a file beside the record, and `plan` the fingerprint of the whole plan.
     """
@@ -61,7 +61,7 @@ class Record:
         return replace(self, settings={**self.settings, **settings})
 
     def with_former(self, ended: "Record") -> "Record":
-        """The record when another execution ends: what this one found and the other had set is no former value."""
+        """The record after another execution has ended: a value that the other one had set is not a former value."""
         settings = {
             key: handed_over(key, setting, ended.settings[key], ended.own_replicas.get(key, frozenset()))
             for key, setting in self.settings.items()
@@ -78,7 +78,7 @@ def state_path(plan: Path) -> Path:
 
 
 def write_rollback(plan: Path, moves: tuple[Move, ...]) -> Path:
-    """Saves what undoes the moves, under a name that no file has yet."""
+    """Saves the plan that undoes the moves, under a new file name."""
     number = 1
     while True:
         path = plan.with_name(f"{plan.stem}.rollback{'' if number == 1 else f'-{number}'}.json")
@@ -91,7 +91,7 @@ def write_rollback(plan: Path, moves: tuple[Move, ...]) -> Path:
         try:
             _write(file, text + "\n")
         except OSError:
-            # A disk without room must not leave half a plan.
+            # A full disk must not leave half a plan.
             path.unlink()
             raise
         _sync_directory(path)
@@ -99,7 +99,7 @@ def write_rollback(plan: Path, moves: tuple[Move, ...]) -> Path:
 
 
 class StateFile:
-    """The record on disk. Raises ToolError for a file that is not one."""
+    """The record on disk. Raises ToolError for a file that is not a record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +111,7 @@ class StateFile:
         return parse_record(self.path.read_bytes(), str(self.path))
 
     def create(self, record: Record) -> None:
-        """Saves the first record. Raises ToolError when another process has done so meanwhile."""
+        """Saves the first record. Raises ToolError if another process has done so before."""
         with _locked_directory(self.path):
             if self.exists():
                 raise ToolError(f"another process has begun to execute this plan: {self.path} exists now")
@@ -134,18 +134,18 @@ class StateFile:
         return record
 
     def hand_over(self) -> None:
-        """Tells the executions whose records are beside this one that this one ends, so that they do not restore its
-        throttle."""
+        """Updates the records of other executions in this directory, so that they do not restore the throttle of this
+        one, which ends."""
         ended = self.load()
         for path in sorted(self.path.parent.glob("*.state.json")):
-            # The file may be another program's, or gone by now.
+            # The file may belong to another program, or may have been removed.
             with suppress(ToolError, FileNotFoundError):
                 other = StateFile(path)
                 if path != self.path and (before := other.load()).with_former(ended) != before:
                     other.change(lambda record: record.with_former(ended))
 
     def stamp(self) -> tuple[int, int]:
-        """Differs after each save."""
+        """A value that changes with each save."""
         status = self.path.stat()
         return status.st_ino, status.st_mtime_ns
 
@@ -156,7 +156,7 @@ class StateFile:
 
     @contextmanager
     def claimed(self, wait_s: float = 0) -> Iterator[None]:
-        """Only one process executes a plan at a time. Raises ToolError when another does so for longer than this."""
+        """Holds the lock of the execution. Raises ToolError if another process holds it for longer than `wait_s`."""
         with self._rollback() as descriptor:
             deadline_s = time.monotonic() + wait_s
             while not _is_locked(descriptor):
@@ -233,7 +233,7 @@ def parse_record(text: str | bytes, source: str) -> Record:
             },
             value["is_cancelled"],
             value["plan"],
-            # Records of earlier releases have no limits.
+            # Earlier releases wrote no limits.
             Limits(value.get("batch_size"), value.get("batch_bytes")),
         )
     except (KeyError, TypeError, ValueError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""What an execution decides at each look at the cluster: where a partition stands, and what begins next. Pure.
+"""The decisions of an execution at each look at the cluster: where each partition stands, what begins next. Pure.
 
 | the partition has | and | it is |
 |---|---|---|
@@ -29,8 +29,8 @@ BEHIND = "the brokers show the replicas of its reassignment, which has ended"
 
 @dataclass(frozen=True, slots=True)
 class ClusterMoment:
-    """The cluster at one moment. `targets` are the replicas that reassignments in progress will leave. A reassignment
-    may begin if the cluster `accepts_more`: /admin/reassign_partitions has room for one list at a time."""
+    """The cluster at one moment. `targets` are the replicas after the reassignments in progress. A reassignment may
+    begin if the cluster `accepts_more`: /admin/reassign_partitions holds one list at a time."""
 
     view: "ClusterView"
     targets: Mapping[TopicPartition, tuple[int, ...]]
@@ -46,7 +46,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`reason` says why a partition waits, or what another client has changed; empty if neither is so."""
+    """`reason` says why a partition waits, or what another client has changed; otherwise it is empty."""
 
     standing: Standing
     reason: str = ""
@@ -58,14 +58,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much moves at a time to and from each broker; None for no limit. A first partition always begins."""
+    """How much moves at a time to and from each broker; None means no limit. The first partition always begins."""
 
     partitions: int | None = None
     size_bytes: int | None = None
 
 
 def judge(move: Move, topic_id: str | None, look: ClusterMoment, *, is_sent: bool) -> Verdict:
-    """See the table in the module. `topic_id` is that of the time when the execution began, None if not known."""
+    """The verdict by the module's table. `topic_id` is the topic's id when the execution began, None if unknown."""
     view = look.view
     partition = view.partitions.get(move.topic_partition)
     if partition is None:
@@ -91,7 +91,7 @@ def judge(move: Move, topic_id: str | None, look: ClusterMoment, *, is_sent: boo
 
 
 def _is_between(replicas: Sequence[int], move: Move) -> bool:
-    """Whether these are the replicas during the move: all new ones and some that are removed at its end."""
+    """Whether these are replicas during the move: all new ones, and some of those that its end removes."""
     target, shown = set(move.after.replicas), set(replicas)
     return target < shown <= target | set(move.before.replicas) and shown != set(move.before.replicas)
 
@@ -107,9 +107,9 @@ def waits_for(move: Move, view: "ClusterView") -> str:
 
 
 def next_batch(ready: Iterable[Move], moving: Iterable[Move], limits: Limits) -> list[Move]:
-    """The moves that may begin beside those that are `moving`, in their order.
+    """The moves of `ready` that may begin beside those that are `moving`, in the same order.
 
-    A move that copies nothing, and only reorders or removes replicas, counts for no broker.
+    A move that copies nothing, and only reorders or removes replicas, does not count towards the limits.
     """
     partitions: dict[int, int] = {}
     size_bytes: dict[int, int] = {}
@@ -150,7 +150,7 @@ def _copying_brokers(move: Move) -> tuple[int, ...]:
 
 
 def moved_bytes(move: Move, verdict: Verdict, sizes: Mapping[int, int]) -> int:
-    """How much of the move's copies exists. `sizes` are the bytes of the partition's replicas by broker."""
+    """How many bytes of the move's copies exist. `sizes` are the bytes of the partition's replicas by broker."""
     if verdict.standing is Standing.DONE:
         return move.bytes_between_brokers
     return sum(min(sizes.get(broker, 0), move.size_bytes) for broker in move.adding_replicas)

@@ -1,17 +1,17 @@
-"""The throttle of a reassignment: the configs that it sets, and how they get their former values back. Pure.
+"""The throttle of a reassignment: the configs that it sets, and how their former values are restored. Pure.
 
-A throttle is a rate on every broker that sends or receives a copy, and for each topic the list of the replicas that it
-holds for: those that exist count as senders, and those that are added as receivers. An entity is the path of a config's
-znode: `topics/t`, `brokers/1`.
+A throttle is a rate on every broker that sends or receives a copy, and for each topic a list of throttled replicas:
+existing replicas as senders, and added replicas as receivers. An entity is the path of a config's znode: `topics/t`,
+`brokers/1`.
 
 What must stay true:
-- A rate that another client has set is restored, not deleted. One that it sets meanwhile stays.
+- A rate that another client had set before is restored, not deleted. A rate that another client sets meanwhile stays.
 - A list belongs to all clients. This reassignment adds its own replicas and removes no others.
 - A rate or a list that another client has deleted is set again while partitions move, and stays deleted afterwards.
-  `kafka-reassign-partitions --verify` deletes all throttles whenever nothing is moving, so also between two batches.
+  `kafka-reassign-partitions --verify` deletes all throttles while nothing is moving, even between two batches.
 
-A list names the partitions that move now and those that begin next. Its value is `*` when it is longer than a string
-in a request: that throttles every replica of the topic which is not in the ISR.
+A list names the partitions that move now and those that begin next. A list that is longer than a request's string can
+be is replaced by `*`, which throttles every replica of the topic that is not in the ISR.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -61,9 +61,9 @@ class Setting:
 
 
 Replicas = Mapping[ConfigKey, frozenset[str]]
-"""For each list the replicas that a reassignment may add to it."""
+"""The replicas that a reassignment may add to each list."""
 Changes = dict[str, dict[str, str | None]]
-"""For each entity the new value of some of its configs; None deletes the config."""
+"""The new values of some configs of each entity; None deletes the config."""
 
 
 def topic_entity(topic: str) -> str:
@@ -134,8 +134,8 @@ def settings_for(
     current: Mapping[ConfigKey, str | None],
     own: Replicas,
 ) -> dict[ConfigKey, Setting]:
-    """What is to be recorded before the wanted values are set. A rate that is `known` keeps its former value, unless
-    another client has deleted it."""
+    """The settings to record before the wanted values are set. A rate that is `known` keeps its former value, unless
+    another client has deleted the rate."""
     settings = {}
     for key, value in wanted.items():
         setting, present = known.get(key), current.get(key)
@@ -152,7 +152,7 @@ def settings_for(
 
 
 def _others(setting: Setting | None, current: str | None, own: frozenset[str]) -> frozenset[str]:
-    """The replicas of other clients in a list. Those that were listed before this reassignment are theirs."""
+    """The replicas of other clients in a list. Replicas that were listed before this reassignment are others'."""
     if setting is None:
         return _listed(current)
     if _is_own_wildcard(setting, current):
@@ -170,7 +170,8 @@ def to_set(
     shown: Collection[ConfigKey] = frozenset(),
 ) -> Changes:
     """The changes that give the settings their values. A rate that another client has set meanwhile stays. `shown` are
-    the settings that the brokers have shown already: a former value there is another client's doing."""
+    the settings that brokers have shown already; if one has its former value again, another client has restored that
+    value."""
     return _changes(
         {
             key: setting.value
@@ -191,9 +192,9 @@ def _is_outdated(key: ConfigKey, setting: Setting, current: str | None, shown: C
 def to_restore(
     settings: Mapping[ConfigKey, Setting], current: Mapping[ConfigKey, str | None], own: Replicas
 ) -> Changes:
-    """The changes that restore the former values. A config that seems to have its former value is written too: the
-    broker that was asked may not have heard of the throttle yet. A list loses only the replicas of this reassignment:
-    another reassignment of the topic may have added its own."""
+    """The changes that restore the former values. A config that seems to have its former value is written too, because
+    the broker that was asked may not know of the throttle yet. A list loses only the replicas of this reassignment,
+    because another reassignment of the topic may have added its own."""
     restored: dict[ConfigKey, str | None] = {}
     for key, setting in settings.items():
         value = current.get(key)
@@ -220,7 +221,7 @@ def foreign(
     current: Mapping[ConfigKey, str | None],
     shown: Collection[ConfigKey] = frozenset(),
 ) -> dict[ConfigKey, str | None]:
-    """The configs that another client has changed, with their values; None for one that it has deleted."""
+    """The configs that another client has changed, with their values; None for a deleted config."""
     return {
         key: current.get(key) for key, setting in settings.items() if is_foreign(key, setting, current.get(key), shown)
     }
@@ -232,7 +233,7 @@ def is_gone(key: ConfigKey, value: str, current: str | None) -> bool:
 
 
 def shows(key: ConfigKey, setting: Setting, expected: str | None, current: str | None) -> bool:
-    """Whether a broker has heard of this change. Another client may have made one on top of it."""
+    """Whether a broker knows of this change. Another client may have changed the config again since."""
     if _is_list(key):
         gone = _listed(setting.value) - _listed(expected)
         return _covers(current, expected) and not gone & _listed(current)
@@ -240,8 +241,8 @@ def shows(key: ConfigKey, setting: Setting, expected: str | None, current: str |
 
 
 def handed_over(key: ConfigKey, setting: Setting, ended: Setting, own: frozenset[str]) -> Setting:
-    """The setting when another reassignment ends, of which `ended` was the setting and `own` the replicas: what this
-    one found, and the other had set, is no former value."""
+    """The setting after another reassignment has ended, which had the setting `ended` and the replicas `own`. A value
+    that the other reassignment had set does not count as former."""
     former = setting.former
     if _is_list(key) and not _is_own_wildcard(ended, former):
         former = _list_text(_others(ended, former, own))

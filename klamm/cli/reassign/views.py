@@ -30,7 +30,7 @@ NO_LOG_DIR_MOVES = "None of the specified partition moves are active."
 
 
 def move_line(move: Move, live: Collection[int]) -> str:
-    """One partition of the plan, and what its target waits for."""
+    """The line for one partition of the plan, with what its target waits for."""
     parts = [f"{move.topic_partition}: {joined(move.before.replicas)} -> {joined(move.after.replicas)}"]
     if move.adding_replicas:
         parts.append(f"copies {size_text(move.bytes_between_brokers)} to {joined(move.adding_replicas)}")
@@ -79,7 +79,7 @@ def complete_lines(partitions: Iterable[TopicPartition]) -> Iterator[str]:
 
 
 def event_lines(event: Mapping[str, Any]) -> Iterator[str]:
-    """The lines for an event; a progress has none, see `progress_text`."""
+    """The lines for an event. The event "progress" has no line; see `progress_text`."""
     match event["event"]:
         case "throttle_set":
             if event["throttle"] is not None:
@@ -99,7 +99,7 @@ def event_lines(event: Mapping[str, Any]) -> Iterator[str]:
 
 
 def note_lines(event: Mapping[str, Any]) -> Iterator[str]:
-    """The lines for stderr: what is in the way."""
+    """The lines about obstacles, for stderr."""
     match event["event"]:
         case "waiting":
             yield f"Partition {event['partition']} waits: {event['reason']}."

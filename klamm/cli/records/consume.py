@@ -1,9 +1,9 @@
 """`klamm consume`: the records of a topic on standard output or in a file.
 
 Without `--group` the command assigns partitions itself, so it needs no consumer group and leaves no trace in the
-cluster. With `--group` it is a member of that group and commits the offsets of the records that it has written, so
-each record is written at least once. When the group has taken the partitions away (the command was stopped with Ctrl-Z,
-or its output stood still), the command says so, joins the group again and continues.
+cluster. With `--group` it is a member of that group and commits the offsets of the records that it has written, so each
+record is written at least once. If the group takes the partitions away (because the command was suspended with Ctrl-Z,
+or its output blocked), the command says so, joins the group again and continues.
 """
 
 import sys
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from klamm.client.options import ConsumerOptions, GroupOptions
     from klamm.protocol.vocabulary import TopicPartition
 
-# So long is asked at the end where the partitions end, and, of a shorter --timeout-ms, at the start what they have.
+# How long to wait for the log ends at the end, and for the valid offsets at the start if --timeout-ms is shorter.
 ASK_FOR_S = 3.0
-# The most partitions that are named as not read.
+# At most this many partitions are named as not read.
 MOST_UNREAD = 10
 POLL_TIMEOUT_MS = 200
 MAX_POLL_RECORDS = 5000
@@ -172,7 +172,7 @@ async def _start(
     group: "GroupOptions | None",
     timeout_ms: int | None,
 ) -> "Consumer | GroupConsumer":
-    """A member of the group, or a consumer of the named partitions, or of all."""
+    """A member of the group, or without a group a consumer of the named partitions, or of all."""
     from klamm.client.consumer.consumer import Consumer
     from klamm.client.consumer.group_consumer import GroupConsumer
     from klamm.protocol.vocabulary import TopicPartition
@@ -192,7 +192,7 @@ async def _start(
 
 
 async def _commit(consumer: "GroupConsumer") -> "CommitFailed | None":
-    """The error if the group has given the partitions to others; the next owner writes the records again."""
+    """Commits. Returns the error if the partitions now belong to other members, which read the records again."""
     from klamm.client.consumer.group_consumer import CommitFailed
 
     try:
@@ -203,7 +203,7 @@ async def _commit(consumer: "GroupConsumer") -> "CommitFailed | None":
 
 
 async def _unread(client: "ClusterClient", consumer: "Consumer | GroupConsumer") -> list[str]:
-    """What may have records that the consumer could not get, and why: no record is no sign that there is none."""
+    """The partitions that may have records which the consumer could not get, each with the reason."""
     import asyncio
 
     from klamm.client.consumer.group_consumer import GroupConsumer
@@ -247,7 +247,7 @@ async def _check_offset(
 ) -> None:
     """Raises ToolError for an offset that a partition does not have.
 
-    When the partitions do not say in time what they have, the consumer begins all the same: `_unread` names them.
+    If the valid offsets are not known in time, the consumer begins all the same, and `_unread` names the partitions.
     """
     import asyncio
 

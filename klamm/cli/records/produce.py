@@ -3,8 +3,8 @@
 Every record is counted until the broker has acknowledged it; the command fails if any record is not delivered. The
 command reads only a bounded amount ahead of the acknowledgements.
 
-With `--transactional-id` all records are one transaction. It is committed when every record is acknowledged, and
-aborted when one is not, or the command is interrupted.
+With `--transactional-id` all records are one transaction. The transaction is committed when every record is
+acknowledged, and aborted when a record is not acknowledged or the command is interrupted.
 """
 
 import json
@@ -40,7 +40,7 @@ MAX_BLOCK_MS = 20_000
 # The broker, not the client, limits the size of a record.
 MAX_REQUEST_SIZE_BYTES = 100 * 1024 * 1024
 
-# Different reasons for failures that are kept apart: each batch may have its own.
+# At most this many different reasons for failures are counted separately: each batch may have its own.
 MAX_REASONS = 5
 
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -77,7 +77,7 @@ def produce(
         typer.Option(
             callback=check_transactional_id,
             help="Write all records in one transaction with this id, within transaction.timeout.ms (1 minute if not"
-            " given). An earlier one of the id is aborted.",
+            " given). An earlier transaction of this id is aborted.",
         ),
     ] = None,
 ) -> None:
@@ -168,8 +168,8 @@ async def _start(
 
 
 class Lines:
-    """Sends lines as records, and counts them until their acknowledgement. Belongs to the producer's loop; the
-    command's thread calls it one call at a time and reads the counts in between."""
+    """Sends lines as records, and counts them until they are acknowledged. Its methods run on the producer's loop. The
+    command's thread makes one call at a time, and reads the counts between calls."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class Lines:
         return self._sent - self.delivered - self.failed
 
     def outcome(self) -> str:
-        """What became of the records of an interrupted command."""
+        """The fate of the records of an interrupted command."""
         if self._is_transactional:
             return f"the transaction with {self._sent} records is aborted, unless its commit had begun"
         return (
@@ -209,7 +209,7 @@ class Lines:
         )
 
     async def send(self, lines: Sequence[bytes]) -> None:
-        """Sends a record for each line, up to the first that cannot be sent, as soon as there is room for them."""
+        """Sends a record for each line, up to the first bad line. Waits while the producer has no room."""
         from klamm.client.producer.producer import ProducerRecord
         from klamm.protocol.error_codes import KafkaError
 
@@ -236,7 +236,8 @@ class Lines:
             ] += 1
 
     async def end(self) -> None:
-        """Returns when every record is delivered or has failed. Then a transaction is committed, or else aborted."""
+        """Returns when every record is delivered or has failed. Commits a transaction if all are delivered, else aborts
+        it."""
         from klamm.client.producer.producer import Producer
 
         if isinstance(self._producer, Producer):

@@ -2,8 +2,8 @@
 
 The lines of `list`, `describe`, `describe-producers` and `find-hanging` are those of Kafka's tool.
 
-What must stay true: `abort` writes a marker only where no coordinator has the transaction open, as far as the brokers
-can say (from Kafka 3.0 on): a marker for a transaction that its coordinator then commits would hide committed records.
+What must stay true: `abort` writes a marker only if no coordinator has the transaction open, as far as brokers can tell
+(Kafka 3.0 and later). A marker for a transaction that its coordinator then commits would hide committed records.
 """
 
 import re
@@ -43,7 +43,7 @@ app = Commands("List and describe transactions, and end those that hang.")
 
 DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES: Final = 15
 MAX_PARTITIONS_PER_REQUEST: Final = 500
-# For the registration that ends a transaction, when the broker does not say what the producer had.
+# Registers the producer, which ends its transaction, if the broker does not report the producer's own timeout.
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 NONE: Final = "None"
 INT64_MAX: Final = 2**63 - 1
@@ -149,7 +149,7 @@ def find_hanging(
     max_transaction_timeout: Annotated[
         int,
         typer.Option(
-            min=0, max=2**31 - 1, metavar="MINUTES", help="Look only at transactions without a record for longer."
+            min=0, max=2**31 - 1, metavar="MINUTES", help="Look only at transactions without a record for this long."
         ),
     ] = DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES,
     *,
@@ -278,7 +278,7 @@ def _exit_with(errors: Mapping[Any, KafkaError]) -> None:
 def _partitions(
     client: ClientInThread, topic: str | None, partition: int | None, broker_id: int | None
 ) -> list[TopicPartition]:
-    """The partitions to be searched."""
+    """The partitions to search."""
     from klamm.client.admin.topics import describe_topics
 
     async def look(cluster: "ClusterClient") -> "ClusterMetadata":
@@ -320,7 +320,7 @@ def _producers(
 def _open_transactions(
     client: ClientInThread, partitions: Sequence[TopicPartition], broker_id: int | None
 ) -> "tuple[list[OpenTransaction], dict[TopicPartition, KafkaError]]":
-    """The open transactions, and the partitions that could not be asked."""
+    """The open transactions, and the partitions whose producers could not be read, with the errors."""
     from klamm.client.admin.transaction_admin import OpenTransaction
 
     found, errors = [], {}
@@ -340,8 +340,8 @@ def _open_transactions(
 def _hanging(
     client: ClientInThread, candidates: "Sequence[OpenTransaction]", broker_id: int | None
 ) -> "tuple[list[OpenTransaction], dict[TopicPartition, KafkaError]]":
-    """Those that no coordinator knows of and that are open still, since others may have ended meanwhile; and the
-    partitions that could not be asked again. Raises ToolError when a coordinator cannot be asked."""
+    """The candidates that no coordinator knows and that are still open when read again, and the partitions that could
+    not be read again. Raises ToolError when a coordinator does not answer."""
     ending = _ending(client, candidates)
     hanging = [each for each in candidates if each not in ending]
     partitions = list(dict.fromkeys(each.partition for each in hanging))
@@ -357,10 +357,10 @@ def _hanging(
 def _ending(
     client: ClientInThread, transactions: "Sequence[OpenTransaction]", *, unless_old: bool = False
 ) -> "dict[OpenTransaction, str]":
-    """Those of these transactions that a coordinator will end, with their transactional ids.
+    """The transactions among these that a coordinator will end, with their transactional ids.
 
-    With `unless_old` brokers that cannot say so know of none. Raises ToolError when a coordinator cannot be asked: what
-    it knows would seem to hang.
+    With `unless_old`, brokers too old for this question count as knowing no transaction. Raises ToolError when a
+    coordinator does not answer, because its transactions would seem to hang.
     """
     from klamm.client.admin.transaction_admin import coordinated_transactions, ending_transactions
     from klamm.net.client import UnsupportedVersion
@@ -384,7 +384,7 @@ def _ending(
 
 
 async def _described(client: "ClusterClient", transactional_id: str) -> "TransactionDescription | None":
-    """None if the brokers cannot say. Raises KafkaError when there is no such transactional id."""
+    """The description of a transactional id; None if the brokers are too old. Raises KafkaError for an unknown id."""
     from klamm.client.admin.transaction_admin import describe_transactions
     from klamm.client.fan_out import checked
     from klamm.net.client import UnsupportedVersion

@@ -1,1 +1,1 @@
-"""What several commands share: their options, their client, what they print and ask, and what Ctrl-C says."""
+"""The parts that several commands share: options, the client, output, confirmation, and the message after Ctrl-C."""

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-# A person is told what a command waits for after this time.
+# After this time, a command prints what it is waiting for.
 TELL_AFTER_S: Final = 2.0
 LOOK_AGAIN_S: Final = 0.5
 
@@ -36,8 +36,8 @@ LOOK_AGAIN_S: Final = 0.5
 def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
     """A client whose event loop runs in another thread, for commands that wait for input or print meanwhile.
 
-    A person is told on stderr what it waits for. Raises ToolError when no broker can be reached, and for errors of the
-    cluster.
+    Prints on stderr what it waits for, if that takes long. Raises ToolError when no broker can be reached, and for
+    errors of the cluster.
     """
     from klamm.client import threads
 
@@ -67,7 +67,7 @@ def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
 
 
 async def _tell_waits(client: "ClusterClient") -> None:
-    """Tells a person once for each broker and reason what the client waits for, from `TELL_AFTER_S` on."""
+    """Prints once for each broker and reason what the client waits for, after `TELL_AFTER_S`."""
     import asyncio
 
     if not sys.stderr.isatty():
@@ -82,7 +82,7 @@ async def _tell_waits(client: "ClusterClient") -> None:
 
 
 class ClientInThread:
-    """Runs coroutines on the loop of a client. What they do is done when `call` returns."""
+    """Runs coroutines on the loop of a client. A coroutine has ended when `call` returns."""
 
     def __init__(self, options: "ClientOptions", client: "ClusterClient") -> None:
         self._options = options
@@ -103,7 +103,7 @@ class ClientInThread:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: it says what it has done, and leaves its group."""
+    """Within this context SIGTERM works like Ctrl-C: the command reports what it has done, and leaves its group."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -116,8 +116,8 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def exit_incomplete(silent: Mapping[int, str], gap: KafkaError | None = None) -> None:
-    """Names the brokers that have not answered, and what else is missing, if anything, and ends the command. Call it
-    after the results are printed."""
+    """Prints which brokers have not answered and what else is missing, and ends the command if there is anything. Call
+    it after the results are printed."""
     for broker_id, why in sorted(silent.items()):
         print_line(f"klamm: {silence_text(broker_id, why)}", file=sys.stderr)
     if gap is not None:

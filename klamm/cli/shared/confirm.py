@@ -1,6 +1,6 @@
 """Asks before a command changes something.
 
-The plan goes to stderr, so that stdout holds only results. A terminal is asked; a script must have said `--yes`.
+The plan goes to stderr, so that stdout holds only results. A user at a terminal is asked; a script must give `--yes`.
 """
 
 import sys
@@ -21,9 +21,9 @@ Force = Annotated[bool, typer.Option("--force", help="The same as --yes, as Kafk
 def confirm(
     plan: Iterable[str], question: str, *, yes: bool, keep: str = "", look: Sequence[str] | None = None
 ) -> None:
-    """Shows the plan and returns if its changes may be made.
+    """Shows the plan, and returns once its changes are approved.
 
-    `question` is "Delete 3 topics?" for example; `keep` is that of `print_lines`, and `look` that of
+    `question` is for example "Delete 3 topics?". `keep` is passed to `print_lines`, and `look` to
     `interrupts.from_now_on`. Raises typer.Abort when the answer is no, and ToolError when there is no terminal to ask.
     """
     print_lines(plan, keep=keep, file=sys.stderr)

@@ -1,8 +1,8 @@
-"""What a command says after Ctrl-C: what may still be done, and the command that continues.
+"""The message of a command after Ctrl-C: the changes that may still be made, and the command to continue.
 
-What must stay true: a command that changes a cluster calls `from_now_on` before the change, so that the user knows
-what an interrupted one may have left. `confirm` does so for those that ask. Commands that end with Ctrl-C as a rule
-say nothing.
+What must stay true: a command that changes a cluster calls `from_now_on` before the change, so that the user knows what
+an interrupted command may have left. `confirm` makes this call for commands that ask. Commands that normally end with
+Ctrl-C print no message.
 """
 
 import shlex
@@ -17,21 +17,22 @@ _REACH: Final = ("--bootstrap-server", "--zookeeper", "--command-config", "--adm
 
 
 class _Command:
-    """The command that runs: its command line, and what it says when it is interrupted."""
+    """The running command: its arguments, and its message for an interrupt."""
 
     arguments: Sequence[str] = ()
     text: str | None = None
 
 
 def begin(arguments: Sequence[str]) -> None:
-    """A command begins. Until it calls `from_now_on` it has nothing to say."""
+    """A command begins. Until it calls `from_now_on`, it has no message."""
     _Command.arguments, _Command.text = arguments, None
 
 
 def from_now_on(what: str = CHANGES, *, look: Sequence[str] | None = None) -> None:
-    """From now on Ctrl-C says `what`, and names the same command.
+    """From now on, the message after Ctrl-C is `what`, with the command to continue.
 
-    `look` is a command that shows what was done, where the same one would do more, or has a password in its line.
+    `look` is a command that shows what was done. Give it if repeating the same command would do more, or if its line
+    holds a password.
     """
     line = shlex.join(["klamm", *_Command.arguments]) if look is None else beside(*look)
     _Command.text = f"{what}. {'To continue' if look is None else 'To see what was done'}: {line}"
@@ -43,7 +44,7 @@ def beside(*command: str) -> str:
 
 
 def tell(instead: str | None = None) -> None:
-    """Ctrl-C has ended the command. Says so once; `instead` is a text of the command's own."""
+    """Prints the message after Ctrl-C, once. `instead` replaces it by another text."""
     text, _Command.text = _Command.text, None
     if instead is not None:
         print_line(instead, file=sys.stderr)
@@ -52,7 +53,7 @@ def tell(instead: str | None = None) -> None:
 
 
 def _reach() -> Iterator[str]:
-    """The options with which the command has found the cluster."""
+    """The options by which the command reaches the cluster."""
     arguments = iter(_Command.arguments)
     for argument in arguments:
         if argument in _REACH:

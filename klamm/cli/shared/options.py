@@ -1,7 +1,7 @@
 """The options that commands share, and the groups of commands that understand them.
 
-A parameter of a command whose type is a dataclass stands for one option for each field. A command thus asks for all
-options of a cluster in one line, and gets a value that connects and prints:
+If the type of a command's parameter is a dataclass, each field becomes an option. So a command declares all options of
+a cluster in one line, and gets a value that connects and prints:
 
     @app.command(epilog="Example: klamm brokers list")
     def list_brokers(cluster: TimedOptions) -> None:
@@ -9,7 +9,7 @@ options of a cluster in one line, and gets a value that connects and prints:
             facts = client.call(read_facts)
         cluster.show(values(facts), table_lines(facts))
 
-What must stay true: this module is imported for every command, and so imports nothing that only some of them need.
+What must stay true: this module is imported for every command, so it imports nothing that only some commands need.
 """
 
 import copy
@@ -41,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 # The longest string in a request.
 MAX_STRING_BYTES: Final = 2**15 - 1
-# These options of a cluster stand at the end of a help text; the others where the command has its parameter.
+# These options of a cluster stand at the end of the help; the others stand where the command has its parameter.
 _LAST: Final = ("limit_ms", "command_config", "as_json")
 
 
@@ -61,7 +61,7 @@ def check_bootstrap_server(text: str) -> str:
 
 
 def check_transactional_id(text: str | None) -> str | None:
-    """Raises typer.BadParameter for an id that no request can have."""
+    """Raises typer.BadParameter for an id that is too long for a request, or empty."""
     if text is not None and not 0 < len(text.encode("utf-8", "surrogatepass")) <= MAX_STRING_BYTES:
         raise typer.BadParameter(f"a transactional id has 1 to {MAX_STRING_BYTES} bytes")
     return text
@@ -92,15 +92,15 @@ class ClusterOptions:
     as_json: AsJson = False
 
     def client_options(self, default_timeout_ms: int | None = None) -> "ClientOptions":
-        """The options of a client. Raises ToolError for a property that is not understood."""
+        """The options of a client. Raises ToolError for a property that is unknown or invalid."""
         return command_options(self.bootstrap_server, self.command_config, default_timeout_ms=default_timeout_ms)
 
     def client(self) -> AbstractContextManager[ClientInThread]:
-        """A client of the brokers. Raises ToolError as `client_in_thread`."""
+        """A client of the brokers. Raises ToolError like `client_in_thread`."""
         return client_in_thread(self.client_options())
 
     def call(self, work: "Callable[[ClusterClient], Awaitable[T]]") -> T:
-        """The result of `work(client)`, for commands that do one thing. Raises ToolError."""
+        """The result of `work(client)`, for commands that need the client once. Raises ToolError."""
         with self.client() as client:
             return client.call(work)
 
@@ -136,7 +136,7 @@ class TimedOptions(ClusterOptions):
 
 @dataclass(frozen=True)
 class PatientOptions(TimedOptions):
-    """As `TimedOptions`, with more time."""
+    """Like `TimedOptions`, with more time."""
 
     default_timeout_ms: ClassVar[int] = 10_000
     limit_ms: Annotated[int | None, _timeout(10_000)] = None
@@ -159,7 +159,7 @@ class ZooKeeperOptions(ClusterOptions):
         over_brokers: "Callable[[ClusterClient], Awaitable[T]]",
         over_znodes: "Callable[[KafkaZooKeeper], Awaitable[T]]",
     ) -> T:
-        """The result of the one that the options ask for. Raises ToolError."""
+        """The result of `over_znodes` with --zookeeper, otherwise of `over_brokers`. Raises ToolError."""
         return self.call(over_brokers) if self.zookeeper is None else run_with_zookeeper(self.zookeeper, over_znodes)
 
 
@@ -180,7 +180,7 @@ class Commands(typer.Typer):
 
 
 def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with one parameter for each field of its parameters that are dataclasses. A flag has one name."""
+    """The function, with its dataclass parameters replaced by one parameter for each field. A flag has one name."""
     signature = inspect.signature(function)
     fields = {
         name: inspect.signature(each.annotation).parameters
@@ -206,9 +206,9 @@ def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_one_name(name: str, annotation: Any) -> Any:
-    """A flag that names no option is --ITS-NAME; typer would add --no-ITS-NAME."""
+    """Gives a flag without an explicit option name only --NAME; typer would add --no-NAME."""
     of, *info = get_args(annotation) or (None,)
-    # In an annotation the first name that typer.Option gets is its `default`.
+    # In an annotation, typer.Option stores its first name as `default`.
     if of is not bool or not isinstance(info[0], OptionInfo) or info[0].default is not ...:
         return annotation
     option = copy.copy(info[0])

@@ -1,12 +1,12 @@
-"""The way by which text of commands reaches a terminal, a pipe or a log. No other module of the tools calls `print`.
+"""Writes the text of commands to a terminal, a pipe or a log. No other module of the tools calls `print`.
 
 What must stay true:
-- A line that is printed is one line, whatever names, values and messages of others it holds. Where tabs stand between
-  the parts of a line, each part that comes from outside goes through `visible` before it becomes a part.
+- A printed line is one line, whatever names, values and messages from outside it holds. If a line has tabs between its
+  parts, each part from outside goes through `visible` before it is joined.
 - JSON is ASCII.
 - Data that a program reads (records, CSV) is written byte for byte. On a terminal it is made visible.
-- An output that cannot be written does not stop the command: the lines after that are lost, and the exit code is that
-  of the work. Unless its reader has closed the output, the command then fails at its end (`finish`). Commands that
+- Output that cannot be written does not stop the command: the following lines are lost, and the exit code is that of
+  the work. Unless the output was closed by its reader, the command then fails at its end (`finish`). Commands that
   print without end stop at once (`stream_line`, `data_output`).
 """
 
@@ -21,20 +21,20 @@ from klamm.base.visible import visible
 from klamm.processes.tool_errors import ToolError, describe_os_error
 
 TABS: Final = "\t"
-"""For `keep`: the lines have parts with tabs between them."""
+"""A value for `keep`: the lines have tabs between their parts."""
 
 
 class _Stdout:
-    """The standard output of the command that runs, and why it could not be written. typer replaces `sys.stdout` when
-    its reader has closed it."""
+    """The running command's standard output, and why it could not be written. typer replaces `sys.stdout` when its
+    reader has closed it."""
 
     stream: TextIO = sys.stdout
     error: OSError | None = None
 
 
 def prepare() -> None:
-    """Makes the standard streams usable, whatever they are: closed, or of an encoding that lacks characters."""
-    # Python has None for a stream that is closed. A write to this stdout fails, as it should.
+    """Makes the standard streams usable, even if they are closed or have an encoding that lacks characters."""
+    # Python sets a closed stream to None. A write to the stdout that replaces it fails, as it should.
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # as long as the process
@@ -76,7 +76,7 @@ def stream_line(text: str, *, flush: bool = True) -> None:
 
 
 def finish() -> None:
-    """Writes what is left. Raises ToolError if something could not be written that its reader has not closed."""
+    """Flushes the output. Raises ToolError if it could not be written, unless its reader has closed it."""
     try:
         _Stdout.stream.flush()
     except OSError as error:
@@ -92,7 +92,7 @@ def _give_up(error: OSError, stream: TextIO) -> None:
 
 
 def _discard(stream: TextIO) -> None:
-    """From now on what is written to the stream is lost."""
+    """Discards everything that is written to the stream from now on."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _discard(stream: TextIO) -> None:
 
 
 class ByteWriter(Protocol):
-    """Where records are written."""
+    """A stream to which records are written."""
 
     def writelines(self, parts: Iterable[bytes], /) -> object: ...
 
@@ -110,7 +110,7 @@ class ByteWriter(Protocol):
 
 
 class _Terminal:
-    """Shows bytes to a person: line ends and tabs stay, since many values are texts of several lines."""
+    """Shows bytes on a terminal. Line ends and tabs stay, because many values are texts of several lines."""
 
     def writelines(self, parts: Iterable[bytes]) -> None:
         for part in parts:
@@ -121,5 +121,5 @@ class _Terminal:
 
 
 def data_output() -> ByteWriter:
-    """Standard output for data. It raises OSError when it cannot be written."""
+    """Standard output for data. A failed write raises OSError."""
     return _Terminal() if sys.stdout.isatty() else sys.stdout.buffer

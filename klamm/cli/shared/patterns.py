@@ -9,7 +9,7 @@ import typer
 
 from klamm.base.patterns import InvalidPattern, Pattern
 
-# As Kafka's topics are called. The dot is also a sign of regular expressions.
+# A legal topic name. The dot also has a meaning in regular expressions.
 _PLAIN_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -22,7 +22,7 @@ def expression(text: str, option: str, flags: int = 0) -> Pattern:
 
 
 def topic_expression(text: str, option: str = "--topic") -> Pattern:
-    """For whole names of topics. As in Kafka's tools, commas separate alternatives, and quotes are ignored.
+    """A pattern for whole topic names. As in Kafka's tools, commas separate alternatives, and quotes are ignored.
 
     Raises typer.BadParameter.
     """
@@ -31,7 +31,7 @@ def topic_expression(text: str, option: str = "--topic") -> Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a value names: `names` that exist, and what else the rest of it matches as a `pattern`."""
+    """The topics of a value: existing `names`, and the topics that the rest of the value matches as a `pattern`."""
 
     names: Sequence[str]
     pattern: str | None = None
@@ -43,7 +43,7 @@ class Named:
 
 
 def named_topics(text: str, topics: Iterable[str], option: str = "--topic") -> Named:
-    """The topics that a value names. A name that exists is that name; only the rest is a pattern, as in Kafka's tools.
+    """The topics of a value. An existing name means that topic; only the rest is a pattern, as in Kafka's tools.
 
     Raises typer.BadParameter.
     """
@@ -55,13 +55,13 @@ def named_topics(text: str, topics: Iterable[str], option: str = "--topic") -> N
     try:
         pattern = topic_expression(rest, option)
     except typer.BadParameter:
-        # A comma within the expression: what it separates are no names.
+        # The comma belongs to a regular expression, so the parts are not names.
         names, rest, pattern = [], _unquoted(text), topic_expression(text, option)
     return Named(names, rest, [topic for topic in existing if topic not in names and pattern.fullmatch(topic)])
 
 
 def looks_like_names(pattern: str) -> bool:
-    """Whether all parts of a pattern could be names of topics, so that its author may have meant names."""
+    """Whether all parts of a pattern could be topic names, so that the user may have meant names."""
     return all(_PLAIN_NAME.fullmatch(part) for part in pattern.split(","))
 
 

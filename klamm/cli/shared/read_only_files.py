@@ -7,7 +7,7 @@ from klamm.base.system_environment import SystemFileSystem
 
 
 class _ReadOnlyFileSystem(SystemFileSystem):
-    """Opens files only to read them. OSError for what is no file: a pipe in place of one would wait for a writer."""
+    """Opens files only for reading. Raises OSError for anything but a file: a pipe would wait for a writer."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         return self.open_to_read(path)

@@ -33,14 +33,14 @@ def parse_separator(option: str, text: str) -> bytes:
 
 
 def split_records(read: Callable[[int], bytes], separator: bytes, limit_bytes: int) -> Iterator[list[bytes]]:
-    """The parts of a stream between separators, a list for each read; the rest behind the last separator is a record
-    unless it is empty. A part over the limit, which no broker would take, is the last that is read, and not whole.
+    """The parts of a stream between separators, a list for each read. The rest after the last separator is a record
+    unless it is empty. A part over the limit, which no broker would accept, is cut, and ends the reading.
 
     `read(size_bytes)` returns the next bytes, and b"" at the end.
     """
     rest = bytearray()
     while chunk := read(READ_SIZE_BYTES):
-        # The separator may have begun in the bytes before.
+        # The separator may begin in the bytes that were read before.
         begin = max(0, len(rest) - len(separator) + 1)
         rest += chunk
         if rest.find(separator, begin) >= 0:

@@ -49,7 +49,7 @@ app = Commands("Create, list, describe, alter and delete topics.")
 TopicPattern = Annotated[
     str,
     typer.Option(
-        "--topic", help="The topic's name, or a regular expression for several. What could be a name is not a pattern."
+        "--topic", help="The topic's name, or a regular expression for several. A possible name is not a pattern."
     ),
 ]
 OptionalPattern = Annotated[
@@ -110,7 +110,7 @@ def create(
         _tell([COLLISION_WARNING])
 
     def place(view: "ClusterView") -> dict[int, list[int]]:
-        """The assignment that this command makes, unless it is given."""
+        """The assignment: the given one, or the one that this command makes."""
         import random
 
         if given or partitions is None or replication_factor is None:
@@ -299,7 +299,7 @@ def alter(
     replica_assignment: Annotated[
         str | None,
         typer.Option(
-            metavar="0:1,1:2", help="Brokers of each partition, also of those that exist, which are not moved."
+            metavar="0:1,1:2", help="Brokers of each partition. Existing partitions are included, and are not moved."
         ),
     ] = None,
     disable_rack_aware: DisableRackAware = False,
@@ -384,7 +384,7 @@ def _alter_over_brokers(
             return []
         names = [each.topic for each in changes if each.configs]
         own = client.call(own_configs, names, wanted.deleted_configs)
-        # The brokers check everything before the question, so that the answer yes does not do a half of it.
+        # The brokers check all changes before the question, so that the answer yes does not lead to half of them.
         for check in (change_configs, add_partitions):
             for error in client.call(check, changes, validate_only=True).values():
                 succeeded(error)
@@ -478,7 +478,7 @@ def delete(
     _raise_errors(errors)
 
 
-# -- the same for all -------------------------------------------------------------------------------------------------
+# -- shared by the commands -------------------------------------------------------------------------------------------
 
 
 def _selected(view: "ClusterView", selection: Selection, if_exists: bool) -> "dict[str, dict[int, PartitionView]]":
@@ -488,7 +488,7 @@ def _selected(view: "ClusterView", selection: Selection, if_exists: bool) -> "di
 
 
 def _raise_errors(errors: Mapping[str, str | None]) -> None:
-    """Raises ToolError if a topic has one; the topics are named when they are several."""
+    """Raises ToolError if there is an error. The message names the topics if there are several."""
     failed = {name: error for name, error in errors.items() if error is not None}
     if failed and len(errors) == 1:
         raise ToolError(next(iter(failed.values())))

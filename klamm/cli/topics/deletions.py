@@ -1,7 +1,7 @@
-"""The topics that wait for their deletion. Brokers do not tell them from others, or no longer know them: the znodes do.
+"""Finds topics that wait for their deletion. Brokers do not mark them, or no longer know them; only the znodes do.
 
 What must stay true: a description over the wire does not need ZooKeeper. It asks only about topics that may wait for
-their deletion, and does without an answer.
+their deletion, and works without an answer.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ ZOOKEEPER_TIMEOUT_S = 3.0
 
 
 async def with_deletions(client: ClusterClient, found: Topics, selection: Selection) -> Topics:
-    """The topics, and those that are selected and marked for deletion, where the ZooKeeper of the brokers answers.
+    """The topics, with the selected topics that are marked for deletion if the brokers' ZooKeeper answers.
 
-    Asks when a topic is being reassigned, which its deletion waits for, or when the brokers know no selected topic.
+    Asks ZooKeeper if a topic is being reassigned, as a deletion waits for that, or if brokers know no selected topic.
     """
     are_moving = any(each.is_reassigning for topic in found.topics.values() for each in topic.partitions.values())
     if not are_moving and (found.topics or selection.text is None):

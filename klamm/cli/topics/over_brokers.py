@@ -47,7 +47,7 @@ async def read_topics(client: ClusterClient, selection: Selection) -> Topics:
     of_topics = view.of_topics()
     names = selection.of(of_topics)
     topics = {}
-    # All configs of all topics of a large cluster would take a gigabyte.
+    # Read in slices: all configs of all topics of a large cluster would take a gigabyte.
     async for some in slices(names, TOPICS_AT_ONCE):
         answers = await describe_configs(client, [ConfigResource(ConfigResourceType.TOPIC, name) for name in some])
         for resource, entries in answers.items():
@@ -78,7 +78,7 @@ async def explain(
 ) -> tuple[dict[str, TopicDescription], dict[int, str]]:
     """The topics with the reasons of the shown partitions, and the brokers that did not answer.
 
-    Asks the replicas that are not in sync where they end.
+    Asks out-of-sync replicas for their log end offsets.
     """
     live = found.live
     replicas = [
@@ -108,7 +108,7 @@ async def explain(
 async def own_configs(
     client: ClusterClient, names: Sequence[str], known: Sequence[str] = ()
 ) -> dict[str, dict[str, str | None]]:
-    """The configs that each topic sets itself. Raises ToolError if one in `known` is not a topic's config at all."""
+    """The configs that each topic sets itself. Raises ToolError if a name in `known` is not a topic config."""
     answers = await describe_configs(client, [ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
     own = {}
     for resource, answer in answers.items():
@@ -135,7 +135,7 @@ async def add_partitions(
 async def change_configs(
     client: ClusterClient, changes: Sequence[Alteration], *, validate_only: bool = False
 ) -> dict[str, KafkaError | None]:
-    """Sets and deletes single configs; the others stay, also those that another client sets at the same time."""
+    """Sets and deletes single configs. Other configs stay, also those that another client sets at the same time."""
     wanted = {
         ConfigResource(ConfigResourceType.TOPIC, each.topic): [
             AlterConfigOp(key, value, OpType.DELETE if value is None else OpType.SET)

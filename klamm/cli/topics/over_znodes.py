@@ -1,7 +1,7 @@
-"""`klamm topics --zookeeper`: the same on the znodes of a cluster, as Kafka's AdminZkClient writes them.
+"""`klamm topics --zookeeper`: reads and changes topics on the znodes of a cluster, as Kafka's AdminZkClient does.
 
-The controller sees the change of the znodes and does the rest; these functions do not wait for it. What a broker would
-check before it writes, they check.
+The controller sees the change of the znodes and does the rest; these functions do not wait for it. They check what a
+broker would check before it writes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from klamm.znodes.store import KafkaZooKeeper
 
 
 async def read_topics(znodes: KafkaZooKeeper, selection: Selection) -> Topics:
-    """The selected topics with the configs that they set themselves."""
+    """The selected topics, with the configs that are set on them."""
     await znodes.sync()
     view = await read_znodes(znodes, selection.of(await znodes.topic_names()))
     of_topics = view.of_topics()
@@ -47,7 +47,7 @@ async def read_topics(znodes: KafkaZooKeeper, selection: Selection) -> Topics:
 
 
 def check_configs(configs: Mapping[str, str], deleted: Sequence[str] = ()) -> None:
-    """Raises ToolError for a key that is not a topic's config, and for a bad value."""
+    """Raises ToolError for a key that is not a topic config, and for an invalid value."""
     unknown = [key for key in (*configs, *deleted) if key not in TOPIC_CONFIG_DEF.keys]
     problems = [f"{key} is not a topic config" for key in unknown] or override_problems(configs)
     if problems:
@@ -110,7 +110,7 @@ async def change_configs(znodes: KafkaZooKeeper, change: Alteration) -> None:
 
 
 async def delete_topics(znodes: KafkaZooKeeper, names: Sequence[str]) -> dict[str, bool | KafkaError]:
-    """Marks each topic for deletion: True if this call did. Raises ToolError for an internal topic."""
+    """Marks each topic for deletion: True if this call marked it. Raises ToolError for an internal topic."""
     if internal := [each for each in names if each in INTERNAL_TOPICS]:
         raise ToolError(f"Topic {internal[0]} is a kafka internal topic and is not allowed to be marked for deletion.")
     marked = await znodes.topic_deletions()
@@ -126,7 +126,7 @@ async def delete_topics(znodes: KafkaZooKeeper, names: Sequence[str]) -> dict[st
 
 
 def marked_lines(topic: str, is_new: bool) -> list[str]:
-    """What Kafka's tool says about a topic that is marked for deletion now, or was already."""
+    """The lines of Kafka's tool about a topic that is marked for deletion now, or was marked already."""
     if not is_new:
         return [f"Topic {topic} is already marked for deletion."]
     return [

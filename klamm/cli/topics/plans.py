@@ -1,7 +1,7 @@
-"""What `klamm topics` will create, alter and delete. Pure.
+"""Plans what `klamm topics` creates, alters and deletes. Pure.
 
-A plan is made from the cluster as it was read. The broker, or the version of the znode, notices what has changed since
-when the plan is carried out.
+A plan is made from the cluster as it was read. If the cluster has changed since, the broker or the version of the znode
+shows that when the plan is carried out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ OPTION = "--replica-assignment"
 
 
 class Chance(Protocol):
-    """Draws a number; `random.Random` does."""
+    """Draws a number. `random.Random` fits."""
 
     def randrange(self, stop: int, /) -> int: ...
 
@@ -55,9 +55,9 @@ def place_topic(
 def place_partitions(
     brokers: Mapping[int, BrokerView], existing: Mapping[int, PartitionView], total: int, *, rack_aware: bool
 ) -> dict[int, list[int]]:
-    """The replicas of the partitions that a topic gets up to `total`. Raises ToolError.
+    """The replicas of the new partitions, up to `total` partitions. Raises ToolError.
 
-    The turns of the brokers continue from the first partition's preferred leader.
+    The round robin continues from the first partition's preferred leader.
     """
     first = existing[0].replicas
     start = next((place for place, each in enumerate(sorted(brokers)) if each >= first[0]), 0)
@@ -109,7 +109,7 @@ def assignment_lines(assignment: Mapping[int, Sequence[int]]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `klamm topics alter` asks for: a number of partitions, and configs to set and to delete."""
+    """The options of `klamm topics alter`: a number of partitions, and configs to set and to delete."""
 
     partitions: int | None = None
     assignment: Sequence[Sequence[int]] | None = None
@@ -119,10 +119,9 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """What changes in one topic. `assignment` has the new partitions; None when the brokers choose.
+    """The changes of one topic. `assignment` has the new partitions; None if the brokers place them.
 
-    `partitions` and `count` are the number of partitions after and before; `configs` holds the new value, or None for a
-    config that is deleted.
+    `partitions` and `count` are the numbers of partitions after and before. In `configs`, None deletes the config.
     """
 
     topic: str
@@ -133,9 +132,9 @@ class Alteration:
 
 
 def alterations(topics: Mapping[str, Mapping[int, PartitionView]], wanted: Wanted) -> list[Alteration]:
-    """What `wanted` changes in each of these topics. Raises ToolError.
+    """The changes of these topics for `wanted`. Raises ToolError.
 
-    Among several topics those that have the wanted number of partitions already are left as they are, so that an
+    With several topics, those that already have the wanted number of partitions stay as they are, so that an
     interrupted command can be run again.
     """
     if len(topics) > 1 and any(len(existing) != wanted.partitions for existing in topics.values()):
@@ -149,9 +148,9 @@ def alterations(topics: Mapping[str, Mapping[int, PartitionView]], wanted: Wante
 
 
 def alteration(topic: str, existing: Mapping[int, PartitionView], wanted: Wanted) -> Alteration:
-    """What `wanted` changes in this topic, with the assignment that it names. Raises ToolError.
+    """The changes of this topic for `wanted`, with its assignment. Raises ToolError.
 
-    As in Kafka's tool an assignment names the brokers of all partitions; the present ones are not moved.
+    As in Kafka's tool, an assignment names the brokers of all partitions; existing partitions are not moved.
     """
     configs: dict[str, str | None] = {**dict.fromkeys(wanted.deleted_configs), **wanted.configs}
     total, count = wanted.partitions, len(existing)

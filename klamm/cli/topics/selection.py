@@ -1,7 +1,7 @@
-"""Which topics a command is about: all, or those that `--topic` names. Pure.
+"""The topics that a command works on: all, or those that `--topic` names. Pure.
 
-What must stay true: a command that changes topics does not take a name for a pattern. The dot in `a.b` stands for any
-character in a regular expression, and with the topic `a.b` gone, the topic `axb` is not meant.
+What must stay true: a command that changes topics does not take a name for a pattern. In a regular expression, the dot
+of `a.b` matches any character: if the topic `a.b` is gone, `a.b` must not mean the topic `axb`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,8 +15,8 @@ from klamm.protocol.vocabulary import INTERNAL_TOPICS
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`text` is what the option says, None for all topics. With `only_marked_patterns`, a text that could be a name is
-    one."""
+    """`text` is the option's value; None means all topics. With `only_marked_patterns`, a text that could be a name
+    counts as a name."""
 
     text: str | None
     exclude_internal: bool = False
@@ -37,7 +37,7 @@ class Selection:
         raise ToolError(told)
 
     def pattern_lines(self, topics: Iterable[str]) -> Iterator[str]:
-        """Says that a pattern is one, and how many topics it matches."""
+        """The line that says that the text is a pattern, and how many topics it matches."""
         if self.text is not None and (named := self._named(topics)).matched:
             yield f"The pattern '{named.pattern}' matches {counted(len(named.matched), 'topic')}:"
 

@@ -1,7 +1,8 @@
-"""`klamm verify replicas`: kafka-replica-verification's work, for any Kafka cluster, and from data directories.
+"""`klamm verify replicas`: does the work of kafka-replica-verification, for any Kafka cluster and for data directories.
 
-By default it verifies what there is and ends; `--continuous` follows what is written, as Kafka's tool does. Each of its
-three ways compares with `klamm.client.verification`: through the brokers, in `--log-dirs`, and with `--spark`.
+By default it verifies the existing records and ends; `--continuous` also follows new records, as Kafka's tool does.
+Each of its three ways compares with `klamm.client.verification`: through the brokers, in `--log-dirs`, and with
+`--spark`.
 """
 
 import json
@@ -43,7 +44,7 @@ def _group() -> None:
 
 @dataclass(frozen=True)
 class VerifyClusterOptions(ClusterOptions):
-    """The cluster to verify; its brokers have the name of Kafka's tool, too."""
+    """The cluster to verify. As in Kafka's tool, --bootstrap-server may also be written --broker-list."""
 
     bootstrap_server: Annotated[
         str,
@@ -73,7 +74,7 @@ def replicas(
         bool,
         typer.Option(
             "--once/--continuous",
-            help="Verify up to the high watermarks of now and end; or follow what is written, without an end.",
+            help="Verify up to the current high watermarks and end; or follow new records, without an end.",
         ),
     ] = True,
     time: Annotated[
@@ -165,7 +166,7 @@ def _online(
     stdout = sys.stdout
     checks: list[PartitionCheck] = []
     with progress("verifying", total, visible=is_bar_visible) as advance:
-        # The bar takes what is printed on a terminal, and prints it above itself.
+        # On a terminal, lines go through the progress bar, which prints them above itself.
         def write(line: str) -> None:
             print_line(line, file=None if stdout.isatty() else stdout, flush=True)
 
@@ -178,7 +179,7 @@ def _online(
                 verify_replicas, planned.partitions, options, _shown(printer, report_interval_ms, advance, checks)
             )
         except KeyboardInterrupt:
-            # A verification without an end is ended like that; what it has found decides its exit code.
+            # Ctrl-C is the usual end of --continuous. The differences that were found decide the exit code.
             if Report(checks).different:
                 raise typer.Exit(EXIT_FAILED) from None
             raise
@@ -217,7 +218,7 @@ class _Printer:
 def _shown(
     printer: _Printer, report_interval_ms: int, advance: Callable[[int], object], checks: "list[PartitionCheck]"
 ) -> "Events":
-    """Prints what happens, and notes the checks that have begun."""
+    """Prints events, and collects the checks that have begun in `checks`."""
     from klamm.cli.verify import report
     from klamm.client.verification import verifier
 
@@ -235,7 +236,7 @@ def _shown(
 
         def set_aside(self, check: Any, replica: int) -> None:
             aside = check.set_aside[replica]
-            # The summary has the others: when a broker is away, the same happens to all of its replicas.
+            # When a broker is away, the reason is the same for all of its replicas. The summary names the others.
             if not check.follows and (replica, aside.reason) in self._told:
                 return
             self._told.add((replica, aside.reason))

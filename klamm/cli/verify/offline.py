@@ -1,11 +1,11 @@
-"""Compares replicas in the data directories of brokers, which may run or not. It writes nothing and locks nothing.
+"""Compares replicas in the data directories of brokers, running or not. It writes nothing and locks nothing.
 
-A directory says in meta.properties whose it is, in replication-offset-checkpoint how far each log was committed, and in
-cleaner-offset-checkpoint which logs were compacted.
+In each directory, meta.properties names the broker and the cluster, replication-offset-checkpoint has the high
+watermark of each log, and cleaner-offset-checkpoint names the logs that were compacted.
 
 What must stay true:
-- What a log has behind its own high watermark is not compared: its broker may still truncate it.
-- Retention may delete segments meanwhile; what is gone is skipped.
+- Records of a log above its own high watermark are not compared: the broker may still truncate them.
+- Retention may delete segments meanwhile; deleted segments are skipped.
 
 Source: kafka.log.LogManager (the files of a log directory), kafka.server.BrokerMetadataCheckpoint.
 """
@@ -41,14 +41,14 @@ from klamm.storage.segments.log_directory import (
 )
 
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
-# How often a log is listed anew because a segment is gone.
+# How often a log's segments are listed again because one of them is gone.
 _TRIES = 10
 _SEGMENT = re.compile(r"[0-9]{20}\.log")
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineReplica:
-    """A replica's directory, and what the checkpoints beside it say."""
+    """A replica's directory, and its offsets from the checkpoint files beside it."""
 
     directory: Path
     high_watermark: int
@@ -63,13 +63,13 @@ class OfflinePartition:
     partition: TopicPartition
     is_compacted: bool = False
     replicas: dict[int, OfflineReplica] = field(default_factory=dict)
-    # Brokers whose checkpoint has committed records of the partition, and that have no directory of it.
+    # Brokers without a directory of the partition whose checkpoint says that they had committed records of it.
     lacking: list[int] = field(default_factory=list)
     size_bytes: int = 0
 
 
 def open_directories(directories: Sequence[Path], matches: Callable[[str], bool]) -> list[OfflinePartition]:
-    """The partitions of these directories. Raises ToolError for directories that are not brokers' of one cluster."""
+    """The partitions in these directories. Raises ToolError unless they belong to brokers of one cluster."""
     found: dict[TopicPartition, OfflinePartition] = {}
     owners = {directory: _owner(directory) for directory in directories}
     clusters = {cluster: directory for directory, (cluster, _) in owners.items()}
@@ -84,7 +84,7 @@ def open_directories(directories: Sequence[Path], matches: Callable[[str], bool]
         cleaned = _checkpoint(directory, CLEANER_CHECKPOINT)
         for name in sorted(os.listdir(directory)):
             parsed = parse_directory_name(name)
-            # Logs that are being moved or deleted are no replicas.
+            # Directories of logs that are being moved or deleted are not replicas.
             if parsed is None or parsed[2] or not matches(parsed[0]) or not (directory / name).is_dir():
                 continue
             key = parsed[:2]
@@ -115,7 +115,7 @@ def open_directories(directories: Sequence[Path], matches: Callable[[str], bool]
 def verify_partition(
     partition: OfflinePartition, window_bytes: int, advance: Callable[[int], object] = lambda size_bytes: None
 ) -> PartitionCheck:
-    """Compares the replicas of a partition, as far as they are committed."""
+    """Compares the committed records of a partition's replicas."""
     check = PartitionCheck(
         partition.partition,
         sorted({*partition.replicas, *partition.lacking}),
@@ -166,7 +166,7 @@ def _read_logs(
             advance((check.size_bytes - before) // len(logs))
     finally:
         if check.newest:
-            # A killed broker's cleaner has seen records above the high watermark that was last checkpointed.
+            # A killed broker's cleaner may have seen records above the last checkpointed high watermark.
             for broker in check.active:
                 _read_rest(check.newest, logs[broker], check.position)
         for log in logs.values():
@@ -174,7 +174,7 @@ def _read_logs(
 
 
 def _read_rest(newest: NewestValues, log: "_LogReader", position: int) -> None:
-    """Records above the high watermark replace values, too."""
+    """Reads the records above the high watermark: to the cleaner, they too replace earlier values."""
     answer = log.read(position, 0)
     while isinstance(answer, Window) and answer.records:
         next_offset, consumed_bytes = position, 0
@@ -189,7 +189,7 @@ def _read_rest(newest: NewestValues, log: "_LogReader", position: int) -> None:
 
 
 def _forget_others(check: PartitionCheck, partition: OfflinePartition) -> None:
-    """A broker that was away may still have a log of a deleted topic of the same name."""
+    """Sets replicas with other topic ids aside: a broker that was away may have a deleted topic of this name."""
     ids = {broker: _topic_id(replica.directory) for broker, replica in partition.replicas.items()}
     known = [topic_id for topic_id in ids.values() if topic_id is not None]
     most = max(known, key=known.count, default=None)
@@ -202,7 +202,7 @@ def _forget_others(check: PartitionCheck, partition: OfflinePartition) -> None:
 
 
 def _owner(directory: Path) -> tuple[str | None, int]:
-    """The cluster's id, and the id of the broker."""
+    """The id of the cluster, and the id of the broker."""
     path = directory / META_PROPERTIES_FILE
     try:
         properties = parse_properties(READ_ONLY.read_file(str(path)))
@@ -244,7 +244,7 @@ def _size(directory: Path) -> int:
 
 
 class _LogReader:
-    """Reads windows of a log, one after another. Each is valid until the next is read."""
+    """Reads windows of a log, one after another. A window is valid until the next one is read."""
 
     def __init__(self, replica: OfflineReplica, window_bytes: int) -> None:
         self._replica = replica
@@ -252,7 +252,7 @@ class _LogReader:
         self._segments: list[int] = []
         self._segment: int | None = None
         self._descriptor = -1
-        # Where the last window begins in its segment.
+        # The position of the last window in its segment.
         self._at = 0
         self._list()
 
@@ -262,7 +262,7 @@ class _LogReader:
             self._descriptor = -1
 
     def read(self, offset: int, consumed_bytes: int) -> Answer:
-        """The log from `offset` on, which is behind the first `consumed_bytes` of the last window."""
+        """The log from `offset` on. The caller has consumed `consumed_bytes` of the last window."""
         self._at += consumed_bytes
         try:
             for _ in range(_TRIES):
@@ -281,7 +281,7 @@ class _LogReader:
     def _list(self) -> None:
         names = os.listdir(self._replica.directory) if self._replica.directory.is_dir() else []
         self._segments = sorted(int(name[:20]) for name in names if _SEGMENT.fullmatch(name))
-        # A compacted segment has another content under the same name.
+        # A compacted segment has the same name and other content.
         self._segment = None
 
     def _read(self, offset: int) -> Answer:
@@ -312,8 +312,8 @@ class _LogReader:
         self._descriptor, self._segment, self._at = descriptor, base_offset, 0
 
     def _fill(self) -> tuple[memoryview, bool] | None:
-        """What the segment has at the present place, at least one whole batch, and whether this is all; None at its
-        end, and where it ends within a batch."""
+        """The bytes at the current position of the segment, with at least one whole batch, and whether the segment ends
+        there. None at the segment's end, or if the segment ends within this batch."""
         size_bytes = os.preadv(self._descriptor, [self._buffer], self._at)
         window = memoryview(self._buffer)[:size_bytes]
         is_end = size_bytes < len(self._buffer)
@@ -329,7 +329,7 @@ class _LogReader:
 
 
 def _bytes_before(records: memoryview, offset: int) -> int:
-    """The size of the batches that end before `offset`. What is no batch is left to the comparison."""
+    """The size of the batches that end before `offset`. Bytes that are not a batch are left to the comparison."""
     at = 0
     with suppress(KafkaError):
         while at < len(records) and not is_partial(records, at):

@@ -1,4 +1,4 @@
-"""What `klamm verify replicas` prints: Kafka's lines while it runs, then a summary; or JSON. Pure."""
+"""The output of `klamm verify replicas`: Kafka's lines while it runs, then a summary; or JSON. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from klamm.base.words import counted
 from klamm.client.verification.compare import Difference, DifferenceKind
 from klamm.client.verification.partition import PartitionCheck, SetAside
 
-# The lines of a difference that is a batch's checksum and of one that is its last offset are Kafka's.
+# The lines about a different checksum or last offset of a batch are Kafka's.
 _LINES = {
     DifferenceKind.MISSING: "partition {partition}: replica {replica} has no batch for {offsets}, replica {other} has",
     DifferenceKind.BOUNDARIES: "partition {partition}: replica {other}'s offset {expected} doesn't match"
@@ -34,13 +34,13 @@ _SHORT = {
     DifferenceKind.CORRUPT: "has a corrupt batch at",
     DifferenceKind.LOST: "has lost the value at",
 }
-# Partitions that a line of the summary names.
+# A line of the summary names at most this many partitions.
 _MOST_NAMED = 5
 _UNREADABLE = "partition {partition}: replica {replica} has records that cannot be read at {offsets}"
 
 
 class Outcome(StrEnum):
-    """What is known after a verification: all replicas are equal, some differ, or neither."""
+    """The outcome of a verification: all replicas are equal, some differ, or it is unknown."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """A difference counts, whatever else could not be verified."""
+        """A difference takes precedence over what could not be verified."""
         if self.different:
             return Outcome.DIFFERENT
         is_open = self.unverified or self.partly or self.skipped or not self.checks
@@ -107,7 +107,7 @@ def back_line(check: PartitionCheck, replica: int, was: SetAside) -> str:
 
 
 def lag_line(checks: Iterable[PartitionCheck]) -> str:
-    """Kafka's line of every report interval."""
+    """The line that Kafka's tool prints at every report interval."""
     known = [check for check in checks if check.gone is None and check.high_watermarks]
     if not known:
         return "max lag is unknown: no replica has answered yet"
@@ -133,8 +133,8 @@ def offsets(first: int, last: int) -> str:
 
 
 def summary_lines(report: Report) -> Iterator[str]:
-    """What is printed at the end: each partition that is not simply equal, and the sum."""
-    # When a broker is away, the same is to be said of many partitions.
+    """The lines at the end: the partitions that are not simply equal, and the totals."""
+    # When a broker is away, many partitions have the same notes.
     alike: dict[str, list[PartitionCheck]] = {}
     for check in report.checks:
         notes = "; ".join(_notes(check))
@@ -305,7 +305,7 @@ def set_aside_json(check: PartitionCheck, replica: int) -> dict[str, Any]:
 
 
 def event_json(event: str, check: PartitionCheck, values: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of a verification that has no end."""
+    """One event of a continuous verification."""
     return {"event": event, **_place(check), **values}
 
 

@@ -1,1 +1,1 @@
-"""Faults that a test injects into its cluster: `c.faults`, and what is built on it."""
+"""Faults that a test injects into its cluster: `c.faults`, and the methods that use it."""

@@ -1,4 +1,4 @@
-"""Answers that go wrong, as users ask for them: `c.fail`, `c.delay`, `c.drop`, `c.disconnect`.
+"""Faults of answers, as tests write them: `c.fail`, `c.delay`, `c.drop`, `c.disconnect`.
 
     c.fail(api="Produce", error="NOT_LEADER_OR_FOLLOWER", broker=1).once()
     c.drop(api="Produce", topic="orders", after=True, times=1)  # an append whose answer is lost
@@ -20,7 +20,7 @@ H = TypeVar("H")
 
 
 class Conditions(TypedDict, total=False):
-    """The requests that are calls: those of an API that name all of these."""
+    """Which requests of an API count as calls: those that name all of these."""
 
     topic: str | None
     partition: int | None
@@ -30,7 +30,7 @@ class Conditions(TypedDict, total=False):
 
 
 class Narrowing(Conditions, total=False):
-    """Which requests a fault strikes. `klamm.faults.commands.answers` documents each."""
+    """Which requests a fault strikes. `klamm.faults.commands.answers` documents each key."""
 
     broker: int | None
     after: bool
@@ -41,14 +41,14 @@ class Narrowing(Conditions, total=False):
 
 
 class NarrowableAnswer(Narrowable):
-    """The methods of both kinds of handles."""
+    """The methods that AnswerHandle and AsyncAnswer share."""
 
     def probability(self, probability: float, *, seed: int) -> Self:
         """Each call is struck with this probability, from 0 to 1. The same seed strikes the same calls."""
         return self._narrow(probability=probability, seed=seed)
 
     def when(self, **conditions: Unpack[Conditions]) -> Self:
-        """Only requests that name all of these are calls."""
+        """Only requests that name all of these count as calls."""
         return self._narrow(**conditions)
 
 
@@ -59,17 +59,17 @@ class AnswerHandle(NarrowableAnswer, NarrowableHandle):
 
 
 class FaultsOfAnswers(ABC, Generic[H]):
-    """The methods for faults of answers, of both kinds of clusters."""
+    """The methods for faults of answers that Cluster and AsyncCluster share."""
 
     @abstractmethod
     def _handle(self, fault: AnswerFault) -> H:
-        """What installs this fault: at once, or when it is awaited."""
+        """The handle that installs this fault: at once, or when it is awaited."""
 
     def fail(self, *, api: str, error: str, **narrowing: Unpack[Narrowing]) -> H:
         """Requests of an API are answered with an error, where Kafka puts it: in partitions, topics or the response.
 
-        With a `topic` or `partition`, the other items of a request are served. With `after=True` the request has had
-        its effect. An unknown API or error raises ValueError with what is allowed.
+        With a `topic` or `partition`, the other items of a request are served. With `after=True` the request takes
+        effect before the error is sent. An unknown API or error raises ValueError, which lists the allowed ones.
         """
         return self._handle(_made(FailAnswers, narrowing, api=api, error=error))
 
@@ -84,7 +84,7 @@ class FaultsOfAnswers(ABC, Generic[H]):
         return self._handle(_made(DropAnswers, narrowing, api=api))
 
     def disconnect(self, *, api: str, **narrowing: Unpack[Narrowing]) -> H:
-        """The broker closes the connection instead of an answer."""
+        """The broker closes the connection instead of answering."""
         return self._handle(_made(DisconnectClients, narrowing, api=api))
 
 
@@ -100,7 +100,7 @@ class AnswerFaults(FaultsOfAnswers[AnswerHandle]):
 
 
 def _made(kind: Callable[..., F], narrowing: Narrowing, **fields: Any) -> F:
-    """The fault; a list of calls may be given as one number."""
+    """The fault. `on_call` may be one number or a list."""
     calls = narrowing.get("on_call", ())
     on_call = (calls,) if isinstance(calls, int) else tuple(calls)
     return kind(**{**narrowing, **fields, "on_call": on_call})

@@ -15,7 +15,7 @@ class Clock:
         self._faults = faults
 
     def shift(self, broker: int | None, ms: int = 0, *, drift_ppm: float = 0.0) -> FaultHandle:
-        """A broker's wall clock (`broker` None: every broker's) is ahead by `ms`, and by `drift_ppm` microseconds more
-        for each second from now on. Faults of several calls add up. Timeouts are not concerned: they are measured by
-        the monotonic clock."""
+        """Sets a broker's wall clock, or every broker's if `broker` is None, ahead by `ms`, and by `drift_ppm`
+        microseconds more for each second from now on. Faults of several calls add up. Timeouts are not affected: they
+        use the monotonic clock."""
         return self._faults.install(ShiftClock(broker=broker, ms=ms, drift_ppm=drift_ppm))

@@ -5,9 +5,8 @@
     full = c.disk.full(1, bytes_left=100_000)
     full.remove()
 
-`klamm.faults.commands.disk` says which operations there are. Without `topic`, `directory` or `file` a fault concerns
-all files of the broker, and `broker` None means every broker. The pattern `file` matches the name of a file:
-`"*.index"`.
+`klamm.faults.commands.disk` lists the operations. Without `topic`, `directory` or `file` a fault concerns all files of
+the broker; None as `broker` means every broker. `file` is a pattern for file names, such as `"*.index"`.
 """
 
 from collections.abc import Sequence
@@ -62,13 +61,13 @@ class Disk:
     def full(
         self, broker: int | None, *, bytes_left: int = 0, directory: str | PathLike[str] | None = None
     ) -> FaultHandle:
-        """The files may grow by `bytes_left` together; then writes fail with ENOSPC. What is removed makes room."""
+        """The files may grow by `bytes_left` in total; then writes fail with ENOSPC. Removed files make room."""
         path = None if directory is None else fspath(directory)
         return self._faults.install(FullDisk(broker=broker, bytes_left=bytes_left, directory=path))
 
 
 def _fields(files: Files) -> dict[str, Any]:
-    """As the fields of a fault: a list may be given as one item, a directory as a path."""
+    """The fields of the fault. `operations` may be one name or several, `directory` a string or a path."""
     operations, directory = files.get("operations", ()), files.get("directory")
     return {
         **files,

@@ -38,8 +38,8 @@ class Faults:
         return FaultHandle(self._control, self._run, self._run(self._control.install(fault)))
 
     def perform(self, server: Server | None, action: Action) -> Json:
-        """Has a running server carry out an action and returns the result. `server` None: the one that can, for example
-        the controller. Raises ClusterError.
+        """Has a running server carry out an action and returns the result. None as `server` means the server that can,
+        such as the controller. Raises ClusterError.
         """
         return self._run(self._control.perform(server, action))
 
@@ -58,7 +58,7 @@ class Faults:
 
 
 class FaultHandle:
-    """One installed fault. A handle stays valid after the fault's end, and then has its last counts."""
+    """One installed fault. A handle stays valid after the fault's end, and then holds the fault's last counts."""
 
     def __init__(self, control: Control, run: Run, number: int) -> None:
         self._control = control
@@ -96,7 +96,7 @@ class FaultHandle:
             self._run(self._control.remove(self._number))
 
     def replace(self, fault: Fault) -> None:
-        """Puts another fault in the place of this one, without a moment between them; the counts begin at 0."""
+        """Replaces this fault by another one, without a gap between them; the counts begin at 0."""
         self._number = self._run(self._control.install(fault, instead_of=self._number))
 
     def _count(self) -> None:

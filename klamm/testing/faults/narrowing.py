@@ -1,12 +1,13 @@
 """Handles of faults that their methods narrow: `c.fail(...).when(topic="orders").once()`.
 
 Such an expression describes one fault, and `c.fail(...)` alone holds when it returns. So each of these calls looks at
-the code of its caller: while one of the methods is called next, on what this call returns, the fault is only described.
+the bytecode of its caller: if the caller next calls one of these methods on the result, the fault is only described,
+and not installed yet.
 
 What must stay true:
-- An expression installs one fault, described in full: a client that never stops sending is not struck by half of it.
-- Where the caller's code does not tell, the fault is installed at once. A method of an installed fault puts the
-  narrower one in its place.
+- An expression installs one fault, fully described: a half-described fault would strike a client that sends meanwhile.
+- If the caller's bytecode does not show the next call, the fault is installed at once. A method of an installed fault
+  then replaces it by the narrower one.
 """
 
 import dis
@@ -21,14 +22,14 @@ from klamm.testing.faults.faults import FaultHandle, Faults
 
 
 class Narrowable(ABC):
-    """What the handles for threads and for asyncio have in common."""
+    """The methods that the handles for threads and for asyncio share."""
 
     def once(self) -> Self:
         """Only the first call is struck, in the whole cluster unless the fault is for one broker."""
         return self.times(1)
 
     def times(self, times: int) -> Self:
-        """Only so many calls are struck."""
+        """At most `times` calls are struck."""
         return self._narrow(times=times)
 
     def on_call(self, *calls: int) -> Self:
@@ -67,7 +68,7 @@ class NarrowableHandle(Narrowable, FaultHandle):
 
 
 def _calls_next(methods: tuple[str, ...]) -> bool:
-    """Whether the caller of this package takes one of these methods from what is returned to it."""
+    """Whether the caller of this package next looks up one of these methods on the returned value."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(f"{__package__}."):
         frame = frame.f_back

@@ -7,8 +7,8 @@
     c.network.heal()
 
 A place is the id of a broker, "zookeeper", "clients", or "brokers" for all of them, and several places may be given as
-a set or a list. `client_id` narrows "clients" to those that call themselves so. The cluster's own requests (that create
-a topic, for example) always pass.
+a set or a list. `client_id` narrows "clients" to those with this client id. The cluster's own requests (to create a
+topic, for example) always pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ class _Broker(Protocol):
 
 
 class Network:
-    """Each method returns when the fault holds; the handle's `remove` ends it, and `heal` ends all of them."""
+    """Each method returns when its fault holds. The handle's `remove` ends the fault, `heal` ends all of them."""
 
     def __init__(self, faults: Faults, brokers: Callable[[], "Iterable[_Broker]"]) -> None:
         self._faults = faults
@@ -51,7 +51,7 @@ class Network:
     def cut(
         self, one: Places, other: Places, *, one_way: bool = False, refuse: bool = False, client_id: str | None = None
     ) -> FaultHandle:
-        """No bytes pass until the fault ends; then they pass, in order, as TCP sends them again.
+        """No bytes pass until the fault ends. Then the held bytes pass in order, as when TCP sends them again.
 
         With `one_way` only the bytes from `one` to `other` are held. A new connection needs both ways; it hangs, or
         with `refuse` is refused. A client's new connection is opened and then silent, or with `refuse` reset.
@@ -73,7 +73,7 @@ class Network:
         one_way: bool = False,
         client_id: str | None = None,
     ) -> FaultHandle:
-        """Bytes arrive `ms` later, more or less up to `jitter_ms`, drawn by `seed`. Their order stays."""
+        """Bytes arrive `ms` later, give or take at most `jitter_ms`, drawn by `seed`. Their order is kept."""
         return self._install(
             DelayLinks(
                 one=self._places(one),
@@ -89,7 +89,7 @@ class Network:
     def rate(
         self, one: Places, other: Places, *, bytes_per_s: int, one_way: bool = False, client_id: str | None = None
     ) -> FaultHandle:
-        """Each connection carries at most so many bytes a second, in each direction."""
+        """Each connection carries at most `bytes_per_s` in each direction."""
         return self._install(
             SlowLinks(
                 one=self._places(one),
@@ -101,9 +101,9 @@ class Network:
         )
 
     def reset(self, one: Places, other: Places, *, client_id: str | None = None) -> FaultHandle:
-        """Resets the open connections, once; `hits` of the handle is their number.
+        """Resets the open connections, once. The handle's `hits` is the number of connections.
 
-        Raises ClusterError when there is no such connection. A paused broker resets its own when it is resumed.
+        Raises ClusterError when there is no such connection. A paused broker resets its connections when it is resumed.
         """
         handle = self._install(ResetConnections(one=self._places(one), other=self._places(other), client_id=client_id))
         handle.remove()
@@ -112,8 +112,8 @@ class Network:
     def half_open(
         self, one: Places = "brokers", other: Places = "clients", *, client_id: str | None = None
     ) -> FaultHandle:
-        """`one` loses the open connections and is told that they were reset; `other` believes in them, and gets no
-        answer until the fault ends. Then they are reset at `other` too.
+        """`one` sees its open connections reset. `other` still believes that they are open, and gets no answer until
+        the fault ends; then they are reset at `other` too.
 
         Raises ClusterError when there is no such connection. A paused broker has the fault when it is resumed.
         """
@@ -131,7 +131,7 @@ class Network:
         return self._faults.install(fault)
 
     def _that_strikes(self, handle: FaultHandle) -> FaultHandle:
-        """Raises ClusterError when there was no connection to strike, and none can turn up in a paused broker."""
+        """Returns the handle. Raises ClusterError if no connection was struck and no paused broker may have one."""
         fault = handle.fault
         assert isinstance(fault, LinkFault)
         if handle.hits or any(broker.paused and fault.concerns(broker.id) for broker in self._brokers()):

@@ -1,7 +1,7 @@
-"""What a test does once to the brokers of its cluster: `c.expire_session`, `c.elect`, `c.corrupt`, ...
+"""Actions that a test carries out once on its cluster: `c.expire_session`, `c.elect`, `c.corrupt`, ...
 
-Each returns when it is done; what follows from it (a new session, a truncation, a rebalance) is awaited with `c.until`
-or read in the history.
+Each method returns when the action is done. Its consequences (a new session, a truncation, a rebalance) come later:
+wait for them with `c.until`, or read them in the history.
 """
 
 from abc import ABC, abstractmethod
@@ -48,7 +48,7 @@ class ServerFaults(ABC):
         self.faults.perform(None, ExpireSession(broker=broker))
 
     def elect(self, topic: str, partition: int = 0, *, to: int | None = None) -> int:
-        """Makes `to`, which must be in sync, the leader; without it the preferred leader. Returns the leader.
+        """Makes `to`, which must be in sync, the leader. Without `to`, elects the preferred leader. Returns the leader.
 
         Raises ClusterError when the replica is offline or not in sync.
         """
@@ -75,8 +75,8 @@ class ServerFaults(ABC):
         self.faults.perform(None, ExpireTransaction(transactional_id=transactional_id))
 
     def corrupt(self, topic: str, partition: int = 0, *, offset: int, broker: int | None = None) -> Path:
-        """Damages the batch with this offset in the log of `broker`, which may be stopped, or of the leader. Its CRC is
-        wrong then. Returns the file."""
+        """Damages the batch with this offset in the log of `broker`, which may be stopped, or of the leader, so that
+        its CRC is wrong. Returns the file."""
         action = CorruptBatch(topic=topic, partition=partition, offset=offset, broker=broker)
         if broker is None or self.broker(broker).running:
             return Path(self.faults.perform(None, action)["path"])

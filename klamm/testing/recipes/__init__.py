@@ -1,4 +1,4 @@
-"""What the recipes of docs/recipes.md need: fixtures for pytest, and clients behind one face.
+"""The support for the recipes of docs/recipes.md: fixtures for pytest, and clients behind one interface.
 
 A project that takes a recipe has one line in its conftest.py, `pytest_plugins = ["klamm.testing.recipes.plugin"]`. The
 client under test is confluent-kafka, aiokafka, or a class of the project's own (`contract.Client`).

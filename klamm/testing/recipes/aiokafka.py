@@ -1,7 +1,7 @@
-"""The recipes' client on aiokafka. One event loop, in a thread, has all of its producers and consumers.
+"""The recipes' client on aiokafka. One event loop, in a thread, runs all producers and consumers.
 
-Its idempotent producer has no delivery timeout: it tries for ever. So a producer with `delivery.timeout.ms` is not
-idempotent here.
+aiokafka's idempotent producer has no delivery timeout: it retries for ever. So a producer with `delivery.timeout.ms` is
+not idempotent here.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ def failed(error: BaseException) -> Failed:
             name = "TIMED_OUT"
         case ProducerFenced():
             name = "FENCED"
-        # Every call after an error that ends the producer.
+        # Every call raises this after an error that has ended the producer.
         case IllegalOperation() if "fenced" in str(error).lower():
             name = "FENCED"
-        # A commit of partitions that the member no longer has is the second.
+        # A commit of partitions that the member no longer has raises IllegalStateError.
         case CommitFailedError() | IllegalStateError():
             name = "EXPELLED"
         case CorruptRecordException():
@@ -167,7 +167,7 @@ class Consumer(contract.Consumer, ConsumerRebalanceListener):  # type: ignore[mi
         self.happened("assigned", {tuple(place) for place in assigned})
 
     async def _commit(self, places: Collection[TopicPartition]) -> None:
-        """Commits what was read of these partitions. Without offsets, aiokafka ignores those that it has lost."""
+        """Commits what was read of these partitions. A commit without offsets would ignore lost partitions."""
         if offsets := {place: offset for place, offset in self._positions().items() if place in places}:
             await self._consumer.commit(offsets)
 
@@ -188,7 +188,7 @@ class Consumer(contract.Consumer, ConsumerRebalanceListener):  # type: ignore[mi
 
     def close(self) -> None:
         self._task.cancel()
-        # aiokafka ends a fetch by cancelling it, and may pass that on.
+        # aiokafka ends a fetch by cancelling it, and may raise that CancelledError here.
         with contextlib.suppress(CancelledError):
             self._loop.run(self._consumer.stop())
 

@@ -1,8 +1,9 @@
-"""What the recipes ask of every client.
+"""The interface that the recipes expect of every client.
 
 A client has `producer(**config)`, `consumer(*topics, **config)` and `close()`. Configurations have Kafka's names with
-underscores instead of dots, and mean the same to every client. A consumer with a `group_id` joins that group; one
-without reads the partition 0 of each topic from its beginning. Offsets are committed only when a recipe asks for it.
+underscores instead of dots, and mean the same to every client. A consumer with a `group_id` joins that group; a
+consumer without one reads partition 0 of each topic from the beginning. Offsets are committed only when a recipe asks
+for it.
 
 An error has Kafka's name. Clients have names of their own for five conditions; these are the recipes' names for them:
 
@@ -24,7 +25,7 @@ TIMEOUT_S = 30.0
 
 
 class Failed(Exception):
-    """A client told its application of an error."""
+    """A client has reported an error to its application."""
 
     def __init__(self, error: str, text: str = "") -> None:
         super().__init__(f"{error}: {text}")
@@ -44,7 +45,7 @@ class Producer(ABC):
 
     @abstractmethod
     def send(self, topic: str, value: str, partition: int = 0) -> "Future[int]":
-        """Sends a record at once; the future has its offset when it is acknowledged, or raises Failed."""
+        """Sends a record at once. The future has the record's offset when it is acknowledged, or raises Failed."""
 
     def write(self, topic: str, *values: str) -> None:
         """Sends records one after another, each when the one before is acknowledged."""
@@ -79,18 +80,18 @@ class Consumer(ABC):
         self._changed = threading.Condition()
 
     def read(self, count: int) -> list[str]:
-        """The values of the next `count` records. Raises Failed when the consumer is told of an error instead."""
+        """The values of the next `count` records. Raises Failed when the consumer gets an error instead."""
         self.until(lambda: len(self._readable()) >= count, f"{count} more records")
         begin, self._taken = self._taken, self._taken + count
         return [record.value for record in self.records[begin : self._taken]]
 
     def read_until(self, value: str) -> list[str]:
-        """The values of the next records, the last of them this one."""
+        """The values of the next records, up to and including `value`."""
         self.until(lambda: value in self._readable(), repr(value))
         return self.read(self._readable().index(value) + 1)
 
     def _readable(self) -> list[str]:
-        """The values of the next records, as far as no error came before them."""
+        """The values of the next records, up to the first error."""
         end = len(self.records) if self._error is None else self._error_at
         return [record.value for record in self.records[self._taken : end]]
 
@@ -111,7 +112,7 @@ class Consumer(ABC):
                 self._changed.wait(left_s)
 
     def happened(self, event: str, *arguments: Any) -> None:
-        """Notes an event, in whichever thread: record, assigned, revoked, failed."""
+        """Notes an event, from any thread: record, assigned, revoked or failed."""
         with self._changed:
             if event == "record":
                 self.records.append(Record(*arguments))
@@ -130,18 +131,18 @@ class Consumer(ABC):
 
     @abstractmethod
     def hold(self) -> None:
-        """Returns when the consumer no longer polls: its application is busy."""
+        """Stops polling, like a busy application. Returns when the consumer no longer polls."""
 
     @abstractmethod
     def resume(self) -> None:
-        """The consumer polls again."""
+        """Begins to poll again."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 class Client(ABC):
-    """One client library, connected to one cluster. `lacks`: improvements of Kafka that it does not have."""
+    """One client library, connected to one cluster. `lacks` names the KIPs that the library does not implement."""
 
     lacks: frozenset[str] = frozenset()
 
@@ -156,7 +157,7 @@ class Client(ABC):
     def _consumer(self, topics: tuple[str, ...], config: dict[str, Any]) -> Consumer: ...
 
     def producer(self, **config: Any) -> Producer:
-        """A new producer; with a `transactional_id`, its earlier transactions are ended. Raises Failed."""
+        """A new producer. With a `transactional_id`, the earlier transactions of that id are ended. Raises Failed."""
         producer = self._producer(_dotted({"acks": "all", "enable_idempotence": True, **config}))
         self._open.append(producer)
         return producer
@@ -168,7 +169,7 @@ class Client(ABC):
         return consumer
 
     def read(self, topic: str, until: str, **config: Any) -> list[str]:
-        """The values of the topic's partition 0 from its beginning to this one."""
+        """The values of the topic's partition 0 from its beginning to the value `until`."""
         consumer = self.consumer(topic, **config)
         try:
             return consumer.read_until(until)
@@ -176,7 +177,7 @@ class Client(ABC):
             consumer.close()
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes all open producers and consumers."""
         for part in self._open:
             part.close()
         self._open.clear()

@@ -51,7 +51,7 @@ class Producer(contract.Producer):
 
     def _poll(self) -> None:
         while not self._closed.is_set():
-            # A fatal error is told by the calls that it stops.
+            # The calls that a fatal error stops report it.
             with contextlib.suppress(KafkaException):
                 self._producer.poll(POLL_S)
 
@@ -137,7 +137,7 @@ class Consumer(contract.Consumer):
             self.happened("record", *place, (message.value() or b"").decode())
 
     def _call(self, call: Callable[[], None]) -> None:
-        """Calls it in the thread that polls."""
+        """Runs the call in the thread that polls."""
         done: Future[None] = Future()
         self._calls.put((call, done))
         done.result(TIMEOUT_S)
@@ -147,7 +147,7 @@ class Consumer(contract.Consumer):
 
     def _revoked(self, _: Any, partitions: list[TopicPartition]) -> None:
         if self._on_revoke:
-            # What cannot be committed, or has been already, is the next member's affair.
+            # If nothing can be committed, the next member of the group reads the records again.
             with contextlib.suppress(KafkaException):
                 self._commit()
         self._lost(_, partitions)

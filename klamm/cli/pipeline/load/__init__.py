@@ -1,1 +1,1 @@
-"""`klamm pipeline load`: what was counted on Spark as figures, as text, as HTML, and as a load for `klamm reassign`."""
+"""`klamm pipeline load`: shows what Spark has counted as figures, text and HTML, and as a load for `klamm reassign`."""

@@ -1,4 +1,4 @@
-"""What `klamm pipeline load` is asked to count, from its options."""
+"""The choice of what `klamm pipeline load` counts, from its options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def _start(start_time: str | None, end_ms: int, now_ms: int) -> int | None:
 def _options(
     start_ms: int | None, end_ms: int | None, window_ms: int | None, hot_keys: int, now_ms: int
 ) -> LoadOptions:
-    """Without a width that was given, the windows fit the span; where no start was given, what is found."""
+    """If no width is given, the windows fit the time span, or without a given start the batches that are found."""
     if window_ms is not None:
         return LoadOptions(start_ms, end_ms, window_ms, MAX_GIVEN_WINDOWS, hot_keys)
     span_ms = 0 if start_ms is None else (now_ms if end_ms is None else end_ms) - start_ms

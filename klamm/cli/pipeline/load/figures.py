@@ -2,9 +2,9 @@
 
 A broker's load is that of its replicas as they are placed now: every replica writes what its leader writes.
 
-A rate is bytes by the seconds of the chosen time, the same for all partitions, so that rates can be compared. One kind
-of partition differs: where retention has removed records of the chosen time, the time begins with the first batch that
-is left. Otherwise a partition with a short retention would seem to have little load.
+A rate is bytes divided by the seconds of the chosen time. The time is the same for all partitions, so that rates can be
+compared. One kind of partition differs: if retention has removed records of the chosen time, the time begins with the
+first batch that is left. Otherwise a partition with a short retention would seem to have little load.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ HOT_PARTITIONS: Final = 5
 
 @dataclass(frozen=True)
 class PartitionFigures:
-    """`replicas` has the leader first. `seconds` is the time that the rate is for."""
+    """`replicas` has the leader first. `seconds` is the time over which the rate is computed."""
 
     partition: TopicPartition
     replicas: tuple[int, ...]
@@ -47,7 +47,7 @@ class PartitionFigures:
 
 @dataclass(frozen=True)
 class BrokerFigures:
-    """`leads` and `follows` are numbers of partitions; the bytes are those of its replicas."""
+    """`leads` and `follows` are numbers of partitions; the bytes are those of the broker's replicas."""
 
     broker: int
     leads: int = 0
@@ -65,8 +65,8 @@ class BrokerFigures:
 
 @dataclass(frozen=True)
 class Skew:
-    """How unequal numbers are: the largest as a multiple of the mean, and Gini's coefficient, 0 for equal numbers and
-    nearly 1 where one has everything."""
+    """How unequal numbers are: the largest number as a multiple of the mean, and the Gini coefficient, which is 0 for
+    equal numbers and nearly 1 if one number has everything."""
 
     max_to_mean: float
     gini: float
@@ -113,16 +113,17 @@ class Figures:
 
     @property
     def failures(self) -> list[tuple[str, str]]:
-        """What was not read, with the reasons."""
+        """The topics and partitions that were not read, with the reasons."""
         return [*self.skipped, *((str(each.partition), each.failure) for each in self.partitions if each.failure)]
 
     def load(self) -> dict[TopicPartition, PartitionLoad]:
-        """What `klamm reassign generate --load` balances. What consumers read is not in the batches."""
+        """The load for `klamm reassign generate --load`. What consumers read is not known from batches, and counts as
+        0."""
         return {each.partition: PartitionLoad(each.bytes_in_per_s, 0.0) for each in self.partitions}
 
 
 def figures(count: "ClusterCount", options: "LoadOptions", now_ms: int) -> Figures:
-    """The figures of what was counted. Without a chosen end, time ends now."""
+    """The figures of a count. Without a chosen end, the time ends now."""
     firsts = [each.counted.first_timestamp_ms for each in count.partitions.values()]
     start_ms = options.start_ms
     if start_ms is None:
@@ -168,7 +169,7 @@ def _partition(
 
 
 def _brokers(partitions: Sequence[PartitionFigures], live: Iterable[int]) -> list[BrokerFigures]:
-    """All brokers that live or have a replica."""
+    """All brokers that are live or have a replica."""
     rows: dict[int, dict[str, Any]] = {broker: {"window_bytes": {}} for broker in live}
     for each in partitions:
         for place, broker in enumerate(each.replicas):
@@ -199,7 +200,7 @@ def _topics(partitions: Sequence[PartitionFigures]) -> list[TopicFigures]:
 
 
 def skew(values: Sequence[int]) -> Skew:
-    """Where there is nothing, all have equally much."""
+    """The skew of these numbers. If all are 0, they are equal."""
     total, count = sum(values), len(values)
     if not total:
         return Skew(1.0, 0.0)

@@ -31,7 +31,7 @@ BAR_HEIGHT, BAR_GAP, CELL_HEIGHT = 20, 8, 16
 LABEL_WIDTH: Final = 230
 VALUE_WIDTH: Final = 180
 MAX_BROKERS, MAX_ROWS, MAX_COLUMNS, MAX_TOPICS = 100, 40, 96, 100
-# Up to this many empty windows are drawn between two others; more become one gap.
+# At most this many empty windows in a row are drawn; more become one gap.
 MAX_EMPTY_WINDOWS: Final = 12
 SHADES: Final = 5
 
@@ -179,12 +179,12 @@ def _heat_map(found: Figures) -> Iterator[str]:
 
 
 def _plotted(windows: "Windows") -> "Windows":
-    """A copy that the plot may widen."""
+    """A copy whose windows the plot may widen."""
     return type(windows)(windows.width_ms, dict(windows.cells))
 
 
 def _common_width(found: Figures, rows: "Sequence[Windows]") -> int:
-    """A width of which a plot has room for all windows."""
+    """The width of windows at which a plot has room for all of them."""
     if not rows:
         return found.window_ms
     every = type(rows[0])(found.window_ms, {})
@@ -207,7 +207,7 @@ def _cell(each: PartitionFigures, windows: "Windows", number: int, most: int, x:
 
 
 def _opacity(share: float) -> float:
-    """Follows the square root, so that small partitions differ too beside a large one."""
+    """Grows with the square root, so that small partitions can be told apart beside a large one."""
     return 0.1 + 0.9 * sqrt(share)
 
 
@@ -222,7 +222,7 @@ def _legend(most: int) -> Iterator[str]:
 
 
 def _times(shown: Sequence[int | None], width_ms: int, cell_width: float, y: float) -> Iterator[str]:
-    """The time below the first column, the first after each gap, and some between, as far as there is room."""
+    """The times below the first column, below the first column after each gap, and below others that have room."""
     free_from = 0.0
     for column, number in enumerate(shown):
         x = LABEL_WIDTH + column * cell_width

@@ -24,7 +24,7 @@ def parse_window(text: str) -> int:
 
 
 def parse_time(text: str, option: str) -> int:
-    """Milliseconds since 1970 for "2021-02-03T04:05:06.789" or less of it, in UTC, or with Z or +05:30 at its end.
+    """Milliseconds since 1970 for "2021-02-03T04:05:06.789" or a shorter form, in UTC or with Z or +05:30 at its end.
 
     Raises typer.BadParameter.
     """
@@ -46,7 +46,7 @@ def window_text(width_ms: int) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """A time in UTC: 2021-02-03 04:05:06. A time that no calendar has stays a number."""
+    """A time in UTC: 2021-02-03 04:05:06. A time beyond the calendar stays a number."""
     try:
         return f"{_EPOCH + timedelta(milliseconds=timestamp_ms):%Y-%m-%d %H:%M:%S}"
     except OverflowError:
@@ -58,7 +58,7 @@ def rate_text(bytes_per_s: float) -> str:
 
 
 def report_lines(found: Figures) -> Iterator[str]:
-    """What was counted, for people."""
+    """The report for a person."""
     yield sum_line(found)
     yield ""
     yield from table(
@@ -135,7 +135,7 @@ def hot_text(each: TopicFigures) -> str:
 
 
 def notes(found: Figures) -> Iterator[str]:
-    """What a reader must know to understand the numbers."""
+    """The facts that a reader must know to understand the numbers."""
     if not found.batches and not found.failures:
         yield "No batch has a time in this span; --start-time earliest counts all that logs have."
     cut = [each for each in found.partitions if each.is_cut]
@@ -152,7 +152,7 @@ def notes(found: Figures) -> Iterator[str]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as they must be: names to the left, numbers to the right."""
+    """A table whose columns are as wide as their widest cell; names are left-aligned, numbers right-aligned."""
     numbers = [column for column, title in enumerate(header) if title not in _TEXT_COLUMNS]
     yield from table_lines([header, *rows], numbers)
 

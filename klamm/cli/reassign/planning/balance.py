@@ -1,15 +1,15 @@
 """The fewest bytes that bring every broker within the tolerance. Pure.
 
-First it is decided how much of each dimension (bytes, replicas, load) each broker shall have in the end, so that as
-little as possible moves between them (`shares.levels`); then replicas are chosen that carry just that. A replica whose
-size has the proportion of bytes to replicas that a broker has to give settles both at once. A replica that has moved
-already is taken first, as another destination costs nothing. A move is made only if it reduces how far brokers are
-outside the tolerance, in proportion to their shares and in all dimensions together; where no move helps, two brokers
-exchange a large replica for a small one.
+The first step decides how much of each dimension (bytes, replicas, load) each broker shall have in the end, so that as
+little as possible moves between brokers (`shares.levels`). The second step chooses replicas that carry just these
+amounts. If a broker has to give some bytes and some replicas, replicas of the average size settle both at once. A
+replica that has moved already is taken first, because another destination costs nothing. A move is made only if it
+brings the brokers closer to the tolerance, in proportion to their shares and in all dimensions together. If no move
+helps, two brokers exchange a large replica for a small one.
 
-Partitions of one topic are often alike in size and busy at the same time. So that a topic does not end on few brokers,
-replicas of all sizes are taken while the rest can still settle both, and of several the one whose topic spreads most.
-Load alone goes with the replicas that have most of it for each byte.
+Partitions of one topic often have similar sizes and are busy at the same time. A topic must not end on few brokers, so
+replicas of all sizes are taken while the remaining ones can still settle bytes and replicas. Among several, the replica
+is taken whose topic is spread most by the move. To balance load, the replicas with the most load for each byte move.
 """
 
 from bisect import bisect_left, insort
@@ -23,7 +23,7 @@ from klamm.cli.reassign.planning.layout import Dimension, Layout
 from klamm.cli.reassign.planning.shares import levels
 
 _ROUNDS: Final = 6
-# How many replicas of a broker are tried for one move, and how many for an exchange.
+# How many replicas of a broker are tried for one move, and among how many suitable ones the move is chosen.
 _TRIES: Final = 300
 _CHOICES: Final = 8
 _EXCHANGES: Final = 40
@@ -31,7 +31,7 @@ _PARTNERS: Final = 8
 _RECEIVERS: Final = 12
 # The levels lie this much of the tolerance inside it, because replicas are not divisible.
 _MARGIN: Final = 0.1
-# The part of its replicas that a broker gives last, with sizes that settle its bytes.
+# A broker gives this part of its replicas last; their sizes are chosen to settle its bytes.
 _SETTLED_LAST: Final = 0.1
 _EPSILON: Final = 1e-6
 
@@ -42,7 +42,7 @@ class _Problem(Enum):
 
 
 class Key(NamedTuple):
-    """The place of a replica in the order in which replicas of a broker are tried."""
+    """The sort key of a replica in the order in which a broker's replicas are tried."""
 
     weight: float
     mixed: int
@@ -50,7 +50,7 @@ class Key(NamedTuple):
 
 
 class Replicas:
-    """The movable replicas of each broker in one order, those that have moved already apart."""
+    """The movable replicas of each broker, sorted; replicas that have moved already are in lists of their own."""
 
     def __init__(self, layout: Layout, weights: Sequence[float]) -> None:
         self._keys = [Key(weight, layout.mixed[each], each) for each, weight in enumerate(weights)]
@@ -97,24 +97,24 @@ class Balancer:
         self._orders = {Balance.BYTES: self._by_size, Balance.REPLICAS: self._by_size}
         for each in dimensions:
             if each.kind is Balance.LOAD:
-                # The most load for each byte that moves comes first.
+                # Replicas with the most load for each byte come first.
                 ratio = [-rate / (size + 1.0) for rate, size in zip(each.weights, self._sizes, strict=True)]
                 self._orders[each.kind] = Replicas(layout, ratio)
                 self._orders[each.kind].fill(movable)
         self._needs: dict[Balance, list[float]] = {}
         self._is_at_levels = True
-        # What makes the dimensions comparable: the inverse of the mean share.
+        # Factors that make the dimensions comparable: the inverse of the mean share.
         self._scales = {
             each.kind: len(layout.targets) / total if (total := sum(each.shares)) else 0.0 for each in dimensions
         }
-        # Brokers, and racks of brokers, that nothing of a broker can move to.
+        # Pairs of a source and a destination, a broker or a rack, between which no replica can move.
         self._blocked: set[tuple[int, int | str]] = set()
 
     def run(self) -> None:
         self._set_levels()
         for dimension in self._dimensions:
             self._settle(dimension)
-        # Racks and sizes are in the way of the levels. What is still outside goes to any broker with room.
+        # Racks and sizes may keep brokers from their levels. From now on, replicas move to any broker with room.
         for _ in range(_ROUNDS):
             if not any(self._worst(dimension) for dimension in self._dimensions):
                 return
@@ -129,7 +129,7 @@ class Balancer:
         return any(dimension.violation(broker) > _EPSILON * dimension.shares[broker] for broker in self._layout.targets)
 
     def _set_levels(self) -> None:
-        """Sets how much each broker has to give of each dimension; what it has to receive is negative."""
+        """Sets how much of each dimension each broker has to give; a negative amount has to be received."""
         targets = self._layout.targets
         for each in self._dimensions:
             margin = 0.0 if each.kind is Balance.REPLICAS else _MARGIN
@@ -144,7 +144,7 @@ class Balancer:
             self._first_needs = list(zip(self._needs[Balance.BYTES], self._needs[Balance.REPLICAS], strict=True))
 
     def _set_shares(self) -> None:
-        """Lets every broker above its share give, and every broker below it receive, what is missing somewhere."""
+        """Lets every broker above its share give, and every broker below its share receive."""
         self._is_at_levels = False
         for each in self._dimensions:
             needs = [0.0] * len(self._layout.brokers)
@@ -155,7 +155,7 @@ class Balancer:
     # -- single moves -------------------------------------------------------------------------------------------------
 
     def _settle(self, dimension: Dimension) -> int:
-        """Moves replicas until every broker is within the tolerance of this dimension; the number of moves."""
+        """Moves replicas until every broker is within the tolerance of this dimension. Returns the number of moves."""
         needs = self._needs[dimension.kind]
         self._blocked = set()
         sources = set(self._layout.targets)
@@ -169,7 +169,7 @@ class Balancer:
         return moves
 
     def _give(self, dimension: Dimension, source: int) -> bool:
-        """Moves one replica from the source to the broker that needs most of those that can have one."""
+        """Moves one replica from the source to the neediest broker that can have one; False if there is none."""
         needs = self._needs[dimension.kind]
         racks, blocked = self._layout.racks, self._blocked
         for destination in sorted(self._layout.targets, key=needs.__getitem__):
@@ -184,11 +184,11 @@ class Balancer:
         return False
 
     def _choose(self, dimension: Dimension, source: int, destination: int) -> int | None:
-        """The best replica for this move. None blocks the pair, or all of the rack if racks are the reason."""
+        """The best replica for this move. Without one, blocks the pair, or all of the rack if racks are the reason."""
         needs = self._needs[dimension.kind]
         limit = min(needs[source], -needs[destination])
         if dimension.kind is Balance.LOAD and self._is_at_levels:
-            # A busy small replica is worth more than the exact level: the destination is filled up to its tolerance.
+            # A small busy replica matters more than the exact level: the destination is filled up to its tolerance.
             limit = min(needs[source], max(limit, dimension.high[destination] - dimension.loads[destination]))
         if not self._is_at_levels:
             limit = min(limit, dimension.missing(source, destination))
@@ -235,9 +235,9 @@ class Balancer:
         return None if gain > _EPSILON else _Problem.OTHER
 
     def _candidates(self, dimension: Dimension, source: int, destination: int, limit: float) -> Iterator[Iterable[Key]]:
-        """Replicas of the source in several orders, of which each begins with the most suitable.
+        """Replicas of the source in several orders; each order begins with the most suitable replica.
 
-        Those that have moved already come before all others.
+        Replicas that have moved already come before all others.
         """
         order = self._orders[dimension.kind]
         if dimension.kind is not Balance.BYTES:
@@ -249,7 +249,7 @@ class Balancer:
         yield _around(order.kept[source], size, limit)
 
     def _sample(self, source: int) -> Iterator[Key]:
-        """Replicas of all sizes that leave about as many bytes for each further replica as there were at first."""
+        """Replicas of all sizes that leave a similar ratio of bytes to replicas for the broker still to give."""
         if Balance.REPLICAS not in self._needs or not self._is_at_levels:
             return
         need_bytes, need_replicas = self._needs[Balance.BYTES][source], self._needs[Balance.REPLICAS][source]
@@ -287,7 +287,7 @@ class Balancer:
     # -- exchanges ----------------------------------------------------------------------------------------------------
 
     def _exchange(self, dimension: Dimension) -> int:
-        """Exchanges large replicas for small ones while that helps; the number of exchanges."""
+        """Exchanges large replicas for small ones while that helps. Returns the number of exchanges."""
         targets, loads, shares = self._layout.targets, dimension.loads, dimension.shares
         sources = {broker for broker in targets if shares[broker]}
         exchanges = 0
@@ -336,7 +336,7 @@ class Balancer:
 
 
 def _around(keys: Sequence[Key], weight: float, limit: float) -> Iterator[Key]:
-    """The keys, those nearest to `weight` first; those above `limit` come last, upwards."""
+    """The keys, those nearest to `weight` first. Keys above `limit` come last, in ascending order."""
     above = bisect_left(keys, (weight,))
     below = above - 1
     while below >= 0 and above < len(keys) and keys[above].weight <= limit:

@@ -1,9 +1,9 @@
-"""The moves that a goal forces: brokers that lose their replicas, the replication factor, racks that are shared. Pure.
+"""The moves that a goal forces: they empty brokers, change the replication factor, and spread shared racks. Pure.
 
-Largest partitions go first, each to the allowed broker that is lowest on its share of bytes, replicas and load; what is
-small then evens out what is left. So the brokers end balanced, as far as they can be without a further move. Among
-brokers that are about equally low the one with fewest replicas of the topic is taken, because partitions of one topic
-are often busy at the same time.
+The largest partitions go first, each to the allowed broker that has the least of its share of bytes, replicas and load;
+small partitions then even out the differences. So the brokers end as balanced as they can be without a further move.
+Among brokers that are about equally low, the one with the fewest replicas of the topic is taken, because partitions of
+one topic are often busy at the same time.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +16,13 @@ from klamm.cli.reassign.planning.layout import UNKNOWN_RACK, Layout
 from klamm.cli.reassign.planning.model import Unmovable
 from klamm.protocol.vocabulary import NO_LEADER
 
-# How many brokers of a rack are compared, and which difference of their scores does not matter.
+# How many brokers of a rack are compared, and which difference of their scores is ignored.
 _CHOICES: Final = 4
 _EQUAL: Final = 0.02
 
 
 class Lowest:
-    """The target brokers of each rack, the lowest on its share first."""
+    """The target brokers of each rack; the broker that has the least of its share comes first."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -37,7 +37,7 @@ class Lowest:
         return self._layout.racks[broker] if self._layout.keeps_racks else UNKNOWN_RACK
 
     def _score(self, broker: int) -> float:
-        """How much of its share the broker has; the dimension that it has most of decides."""
+        """Which part of its share the broker has, in the dimension in which that part is largest."""
         return max(
             each.loads[broker] / each.shares[broker] if each.shares[broker] else 0.0 for each in self._layout.dimensions
         )
@@ -53,7 +53,7 @@ class Lowest:
                 heappush(self._heaps[self._rack(broker)], (score, broker))
 
     def of_racks(self, replicas: list[int], at_most: int = 1) -> Iterator[tuple[str, float, int]]:
-        """Target brokers without a replica of the partition: the lowest of each rack, up to a number."""
+        """Target brokers without a replica of the partition: the lowest brokers of each rack, at most `at_most`."""
         for rack, heap in self._heaps.items():
             taken = []
             found = 0
@@ -70,7 +70,7 @@ class Lowest:
 
 
 class ForcedMoves:
-    """Brings a layout to where replicas may be, and to how many of them there shall be."""
+    """Changes a layout until replicas are only where they may be, in the number that the goal wants."""
 
     def __init__(self, layout: Layout, goal: Goal) -> None:
         self._layout = layout
@@ -96,7 +96,7 @@ class ForcedMoves:
                 self._reduce(partition)
                 self._empty(partition)
                 self._increase(partition)
-                # A further replica in its rack may free the rack of one that could not leave before.
+                # One more replica of the partition may let a replica leave that could not leave before.
                 self._empty(partition)
                 worked_on.append(partition)
         if goal.racks is Racks.IMPROVE and layout.keeps_racks:
@@ -149,7 +149,7 @@ class ForcedMoves:
                 self._move(partition, old, new)
 
     def _reduce(self, partition: int) -> None:
-        """Takes replicas away: first those that must leave, then those that share a rack, then on full brokers."""
+        """Removes replicas: first those that must leave, then those that share a rack, then those on full brokers."""
         layout, factor = self._layout, self._goal.replication_factor
         replicas = layout.replicas[partition]
         while factor is not None and len(replicas) > factor:
@@ -173,15 +173,15 @@ class ForcedMoves:
         sources = [broker for broker in self._stuck(partition) if layout.brokers[broker] not in self._goal.replace]
         moved = self._relocate(partition, sources)
         if len(moved) < len(sources) > 1 and layout.keeps_racks:
-            # The lowest brokers may have taken the racks that another replica needs.
+            # The moves to the lowest brokers may have taken racks that another replica needs.
             for source, destination in moved.items():
                 self._move(partition, destination, source)
             moved = self._relocate(partition, sources, spread=True)
-        # A replica that has left may have made room in the rack of a new broker.
+        # A replica that has left may have freed the rack of a broker that --replace names.
         self._replace(partition)
 
     def _stuck(self, partition: int) -> list[int]:
-        """The brokers that must leave the partition and have not."""
+        """The brokers that must lose their replica of the partition and still have it."""
         return [broker for broker in self._layout.replicas[partition] if self._must_leave(broker)]
 
     def _refuse_stuck(self, partition: int) -> None:
@@ -191,7 +191,7 @@ class ForcedMoves:
             self._refuse(partition, broker, why(partition, source))
 
     def _relocate(self, partition: int, sources: Iterable[int], *, spread: bool = False) -> dict[int, int]:
-        """The new broker for each replica that could move."""
+        """Moves the replicas that can move away from these brokers. Returns the new broker for each old one."""
         moved = {}
         for source in sources:
             destination = self._best(partition, partial(self._allows, partition, source), spread=spread)
@@ -201,7 +201,7 @@ class ForcedMoves:
         return moved
 
     def _allows(self, partition: int, source: int, destination: int) -> bool:
-        """Whether racks are no worse than before this move, or than before all moves of the partition."""
+        """Whether racks are shared no more than before this move, or than before all moves of the partition."""
         layout = self._layout
         if layout.allows(partition, source, destination):
             return True
@@ -224,7 +224,7 @@ class ForcedMoves:
             if self._layout.is_movable[partition]:
                 while (better := self._better_racks(partition)) is not None:
                     self._move(partition, *better)
-                    # The replica that moved may have stood where one that could not leave before has to go.
+                    # The move may have freed the place for a replica that could not leave before.
                     self._empty(partition)
 
     def _better_racks(self, partition: int) -> tuple[int, int] | None:
@@ -248,7 +248,7 @@ class ForcedMoves:
         return (source, destination) if is_better else None
 
     def _best(self, partition: int, is_allowed: Callable[[int], bool], *, spread: bool = False) -> int | None:
-        """The lowest broker that is allowed; `spread` takes one from the racks with fewest replicas."""
+        """The lowest allowed broker; with `spread`, the lowest in the racks with the fewest replicas."""
         layout = self._layout
         replicas = layout.replicas[partition]
         spread = layout.keeps_racks and (spread or self._goal.racks is Racks.IMPROVE)

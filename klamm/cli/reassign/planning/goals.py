@@ -1,7 +1,7 @@
-"""What a reassignment is asked to reach, from the options of `klamm reassign generate`. Pure.
+"""The goal of a reassignment, from the options of `klamm reassign generate`. Pure.
 
-A goal first says where replicas may be and how many there are; moves for that are forced. Then it says what shall be
-balanced, within a tolerance; moves for that are made only until every broker is within it.
+A goal first says where replicas may be and how many there are; these moves are forced. Then it says what shall be
+balanced, and within which tolerance; these moves are made only until every broker is within the tolerance.
 """
 
 import re
@@ -22,7 +22,7 @@ MAX_BROKER_ID: Final = 2**31 - 1
 
 
 class Balance(Enum):
-    """What brokers shall have equally much of."""
+    """What is spread evenly over brokers."""
 
     REPLICAS = "replicas"
     LEADERS = "leaders"  # preferred leaders: first replicas
@@ -31,7 +31,7 @@ class Balance(Enum):
 
 
 class Racks(Enum):
-    """What happens to the spread of a partition's replicas over racks."""
+    """How replicas of a partition are spread over racks."""
 
     KEEP = "keep"  # no move puts more replicas of a partition into one rack
     IMPROVE = "improve"  # and replicas that share a rack move to one without
@@ -48,7 +48,7 @@ class PartitionLoad:
 
 @dataclass(frozen=True)
 class Goal:
-    """`topics` and `broker_list` None stand for all; `replace` has the new broker for an old one.
+    """None as `topics` or `broker_list` means all; `replace` maps old brokers to new ones.
 
     A dead broker keeps its replicas unless the goal names it, or names a `broker_list` without it.
     """
@@ -74,7 +74,7 @@ class Goal:
 
 
 def default_balance(goal: Goal) -> frozenset[Balance]:
-    """What is balanced when the options do not say: nothing beyond the new replicas of a goal that forces moves."""
+    """The default of --balance: replicas, leaders, bytes, and load if it is known; nothing if the goal forces moves."""
     if goal.leaving or goal.replication_factor is not None or goal.racks is Racks.IMPROVE or goal.balance_log_dirs:
         return frozenset()
     known = frozenset({Balance.REPLICAS, Balance.LEADERS, Balance.BYTES})

@@ -1,8 +1,8 @@
 """The plan that `kafka-reassign-partitions --generate` makes: every topic is placed anew. Pure.
 
 Kafka places the partitions of each topic as those of a new topic with as many replicas as its first partition has. It
-does not look where replicas are, so nearly all of them move. Kafka draws where it starts; here that depends on the
-topic's name and on a seed.
+ignores where replicas are, so nearly all of them move. Kafka draws the first broker at random; here it depends on the
+topic's name and a seed.
 """
 
 from zlib import crc32
@@ -16,7 +16,7 @@ from klamm.protocol.vocabulary import TopicPartition
 
 
 def kafka_plan(cluster: ClusterModel, goal: Goal, *, seed: int = 0) -> Plan:
-    """The moves, sorted. Only the topics, target brokers and racks of the goal count. Raises ToolError."""
+    """The moves, sorted. Only topics, target brokers and racks of the goal are used. Raises ToolError."""
     targets = target_brokers(cluster, goal)
     of_topics: dict[str, list[int]] = {}
     for name in sorted(cluster.partitions):

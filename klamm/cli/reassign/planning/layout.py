@@ -1,4 +1,4 @@
-"""The cluster as lists, which the steps of the planner change until it is as the goal wants it.
+"""The cluster as lists, which the steps of the planner change until they meet the goal.
 
 Brokers and partitions are numbers here, in the order of their ids and names. What must stay true: the loads of brokers
 are those of the replicas, no broker has two replicas of a partition, and, unless racks are ignored, no move puts more
@@ -17,7 +17,7 @@ UNKNOWN_RACK: Final = ""
 
 
 class Dimension:
-    """Something that brokers should have equally much of: its weight in each partition, and the load of each broker."""
+    """Something that is spread evenly over brokers: its weight in each partition, and the load of each broker."""
 
     def __init__(self, kind: Balance, weights: Sequence[float], brokers: int) -> None:
         self.kind = kind
@@ -35,7 +35,7 @@ class Dimension:
         return self.low[broker] - load if load < self.low[broker] else 0.0
 
     def gain(self, weight: float, source: int, destination: int) -> float:
-        """By how much a move of this weight reduces the violations."""
+        """How much a move of this weight reduces the violations."""
         return (
             self.violation(source)
             + self.violation(destination)
@@ -44,7 +44,7 @@ class Dimension:
         )
 
     def missing(self, source: int, destination: int) -> float:
-        """How much has to move to bring both into the tolerance, as far as neither leaves it at the other end."""
+        """How much has to move to bring both brokers into the tolerance, without taking either past its far end."""
         loads = self.loads
         wanted = max(loads[source] - self.high[source], self.low[destination] - loads[destination])
         return min(wanted, loads[source] - self.low[source], self.high[destination] - loads[destination])
@@ -72,7 +72,7 @@ class Layout:
         self.is_movable = [
             is_selected and found.can_move for is_selected, found in zip(self.is_selected, self.partitions, strict=True)
         ]
-        # Partitions of equal weight are taken in an order that mixes their topics.
+        # The order of partitions with equal weight, which mixes their topics.
         self.mixed = [crc32(str(name).encode()) for name in self.names]
         sizes = [float(each.size_bytes) for each in self.partitions]
         self.bytes = Dimension(Balance.BYTES, sizes, len(self.brokers))
@@ -81,7 +81,7 @@ class Layout:
         if goal.load:
             rates = [goal.load[name].bytes_in_per_s if name in goal.load else 0.0 for name in self.names]
             self.dimensions.append(Dimension(Balance.LOAD, rates, len(self.brokers)))
-        # The replicas that each broker has of a topic.
+        # For each topic, the number of its replicas on each broker.
         of_topics: dict[str, dict[int, int]] = {name.topic: {} for name in self.names}
         self.of_topic = [of_topics[name.topic] for name in self.names]
         for partition, replicas in enumerate(self.replicas):
@@ -97,7 +97,7 @@ class Layout:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def move(self, partition: int, source: int, destination: int) -> None:
-        """The destination takes the place of the source, which may be that of the preferred leader."""
+        """The destination takes the source's place in the list of replicas, even as the preferred leader."""
         replicas = self.replicas[partition]
         replicas[replicas.index(source)] = destination
         self._add_load(partition, source, -1)
@@ -137,7 +137,7 @@ class Layout:
         return balance >= 0
 
     def crowding(self, partition: int, destination: int, source: int | None = None) -> float:
-        """How much more crowded a topic becomes by a move, in proportion to its replicas: less is better."""
+        """How much a move concentrates a topic on the destination, as a fraction of its replicas; less is better."""
         of_topic = self.of_topic[partition]
         more = of_topic.get(destination, 0) - (0 if source is None else of_topic[source])
         return more / sum(of_topic.values())
@@ -165,7 +165,7 @@ class Layout:
     # -- what brokers should have -------------------------------------------------------------------------------------
 
     def set_shares(self, tolerance: float, replicas_wanted: Sequence[int]) -> None:
-        """Gives each target broker its share of what target brokers shall have.
+        """Computes the share of each target broker, in all dimensions.
 
         `replicas_wanted` has the number of replicas of each partition that shall be on target brokers.
         """

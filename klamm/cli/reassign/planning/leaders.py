@@ -1,8 +1,8 @@
-"""Balance of preferred leaders: the order of replicas changes, no byte moves. Pure.
+"""Balances preferred leaders: only the order of replicas changes, and no byte moves. Pure.
 
 A partition can only be led by one of its replicas, so leadership may have to move along a chain of brokers: from the
-first to the second in one partition, from the second to the third in another. The shortest chains are found, which
-change the fewest partitions.
+first to the second in one partition, from the second to the third in another. The shortest chains are used, because
+they change the fewest partitions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ class LeaderBalancer:
         for replicas in layout.replicas:
             self._led[replicas[0]] += 1
         # For each pair of brokers: the partitions that the first leads and the second has a replica of. An entry whose
-        # leader has changed is removed when it is met.
+        # leader has changed is removed when it is reached.
         self._shared: list[dict[int, list[int]]] = [{} for _ in layout.brokers]
-        # A partition that moves anyway is taken from the end of a list, before one that would not change otherwise.
+        # Partitions that move anyway stand at the end of each list, and are taken first.
         self._movable = sorted(
             (each for each in range(len(layout.names)) if layout.is_movable[each]),
             key=lambda each: (tuple(layout.replicas[each]) != layout.original[each], layout.mixed[each], each),
@@ -87,7 +87,7 @@ class LeaderBalancer:
         return found
 
     def _lead(self, partition: int, leader: int) -> None:
-        """Makes a replica the first one; the order of the others stays."""
+        """Makes this replica the first; the order of the others stays."""
         replicas = self._layout.replicas[partition]
         self._led[replicas[0]] -= 1
         self._led[leader] += 1
@@ -100,8 +100,8 @@ class LeaderBalancer:
     def balance_rates(self, rates: Sequence[float], *, keep_counts: bool) -> None:
         """Gives each target broker its share of what clients read; `rates` has that of each partition.
 
-        The broker that is read most gives away the partition that lowers the greater of two brokers most. With
-        `keep_counts` the number of leaders stays within the tolerance.
+        The broker with the highest rate gives away the partition after which the higher of the two brokers' rates is
+        lowest. With `keep_counts` the number of leaders stays within the tolerance.
         """
         layout, targets = self._layout, self._layout.targets
         read = [0.0] * len(layout.brokers)

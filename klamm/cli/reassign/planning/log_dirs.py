@@ -1,4 +1,4 @@
-"""Balance of bytes between the log directories of each broker. Pure.
+"""Balances the bytes of each broker's log directories. Pure.
 
 A new replica goes to the directory with the fewest bytes. A replica that stays moves to another directory only while a
 directory is outside the tolerance. Brokers whose directories are not known choose for themselves.

@@ -1,11 +1,10 @@
-"""The least bytes that any plan for a goal has to move between brokers: a bound that does not look at a plan. Pure.
+"""A lower bound on the bytes that any plan for a goal has to copy between brokers, computed without a plan. Pure.
 
 - A replica whose broker has to lose it, and a replica that is added, is copied once.
-- What a broker keeps beyond the tolerance has to leave it, and what a broker lacks has to come to it.
-- For replicas and load, whose movement is not counted in bytes, the replicas that do it for the fewest bytes are taken.
+- A broker above the tolerance has to give the excess, and a broker below has to receive what it lacks.
+- For the dimensions replicas and load, the bound counts the replicas that reach the tolerance with the fewest bytes.
 
-No plan can need less. That a plan with so few bytes exists is not said: replicas are not divisible, and one goal may be
-in the way of another.
+No plan can need less. A plan with so few bytes may not exist: replicas are not divisible, and goals may conflict.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +31,7 @@ def minimum_bytes(cluster: ClusterModel, goal: Goal, unmovable: Iterable[Unmovab
         wanted.append(len(kept[-1]) + new)
     forced = sum(layout.bytes.weights[number] * new for number, new in enumerate(copies))
     if _loses_replicas(layout, goal):
-        # Which replicas go is free, and none of them is copied.
+        # Any replicas may be removed, and a removal copies nothing.
         return round(forced)
     improved = _shared_racks(layout, goal, kept) if goal.racks is Racks.IMPROVE and layout.keeps_racks else 0.0
     layout.set_shares(goal.tolerance, wanted)
@@ -92,7 +91,7 @@ def _balance_bound(
 
 
 def _cheapest(layout: Layout, dimension: Dimension, replicas: Iterable[int], amount: float) -> float:
-    """The bytes of the replicas, the last one in part, that carry this amount with the fewest bytes."""
+    """The fewest bytes of replicas that carry this amount; the last replica counts in part."""
     sizes, weights = layout.bytes.weights, dimension.weights
     moved = 0.0
     for number in sorted(replicas, key=lambda each: sizes[each] / weights[each] if weights[each] else float("inf")):

@@ -1,4 +1,4 @@
-"""What a reassignment is about, as plain values: the cluster, the placement of a partition, and a plan of moves.
+"""The plain values of a reassignment: the cluster, the placement of a partition, and a plan of moves.
 
 Nothing here speaks to a cluster. A planner makes a `Plan` from a `ClusterModel`; an executor carries it out;
 `json_form` reads and writes Kafka's files. The order of replicas matters: the first one is the preferred leader.
@@ -12,7 +12,7 @@ from typing import Final
 from klamm.protocol.vocabulary import NO_LEADER, TopicPartition
 
 ANY_LOG_DIR: Final = "any"
-"""In place of a path: the broker chooses the directory of a replica that it does not have yet."""
+"""Used in place of a path: the broker chooses the directory of a new replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Partition:
 
     @property
     def can_move(self) -> bool:
-        """Whether a reassignment could begin now and come to an end."""
+        """Whether a reassignment could begin now and be completed."""
         return not self.is_reassigning and self.leader != NO_LEADER
 
 
@@ -145,7 +145,7 @@ class Unmovable:
 
 @dataclass(frozen=True)
 class Plan:
-    """The moves, by topic and partition, and what a goal asked for that cannot be done."""
+    """The moves, sorted by topic and partition, and the replicas that could not be moved as the goal asks."""
 
     moves: tuple[Move, ...]
     unmovable: tuple[Unmovable, ...] = ()
@@ -161,7 +161,7 @@ class Plan:
 
     @cached_property
     def bytes_in(self) -> dict[int, int]:
-        """What each broker that receives replicas copies from others."""
+        """The bytes that each receiving broker copies from others."""
         received: dict[int, int] = {}
         for move in self.moves:
             for broker in move.adding_replicas:
@@ -170,7 +170,7 @@ class Plan:
 
     @cached_property
     def bytes_out(self) -> dict[int, int]:
-        """What each leader sends to the added replicas. A leader that is not known counts as the preferred one."""
+        """The bytes that each leader sends to the added replicas. An unknown leader counts as the preferred one."""
         sent: dict[int, int] = {}
         for move in self.moves:
             if move.adding_replicas:

@@ -1,4 +1,4 @@
-"""How much of something each broker should have, and how far from that it may be. Pure.
+"""How much of a dimension each broker should have, and how far from that it may be. Pure.
 
 Brokers of one rack have equal shares. Racks share by their number of brokers, as far as the spread of replicas allows:
 with three racks and three replicas, each rack has one replica of every partition, whatever its number of brokers.
@@ -12,7 +12,7 @@ _STEPS: Final = 100
 
 
 class Band(NamedTuple):
-    """What a broker should have, and the least and the most that is within the tolerance."""
+    """A broker's share, and the least and the most amount within the tolerance."""
 
     share: float
     low: float
@@ -48,14 +48,14 @@ def rack_shares(brokers_in_rack: Mapping[str, int], total: float, least: float, 
 def levels(loads: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[float]:
     """What each broker has after the least movement that brings all of them from `low` to `high`.
 
-    What leaves the brokers above `high` fills the lowest brokers, or what the brokers below `low` need comes from the
-    highest. The sum stays. Without an excess and a deficit, the levels are the loads.
+    The excess of the brokers above `high` goes to the lowest brokers, or the deficit of the brokers below `low` comes
+    from the highest brokers. The sum stays the same. Without an excess and a deficit, the levels are the loads.
     """
     excess = sum(max(0.0, load - top) for load, top in zip(loads, high, strict=True))
     deficit = sum(max(0.0, bottom - load) for load, bottom in zip(loads, low, strict=True))
 
     def clamped(floor: float, ceiling: float) -> list[float]:
-        """`floor` and `ceiling` are parts of the way from `low` to `high`."""
+        """`floor` and `ceiling` are fractions of the way from `low` to `high`."""
         return [
             min(max(load, bottom + floor * (top - bottom)), bottom + ceiling * (top - bottom))
             for load, bottom, top in zip(loads, low, high, strict=True)
