@@ -20,7 +20,7 @@ def all_znodes(tree: ZnodeTree) -> Iterator[tuple[str, bytes | None, Stat]]:
 
 
 def read_znode(tree: ZnodeTree, path: str) -> tuple[bytes | None, int] | None:
-    """The data and the version of a znode; None if there is none."""
+    """The data and the version of a znode; None if it does not exist."""
     try:
         data, stat = tree.get_data(path, ANYBODY)
     except NoNode:
