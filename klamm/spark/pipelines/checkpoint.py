@@ -1,6 +1,6 @@
 """A checkpoint of an archive's log: the content of its first records in one file, so that opening an archive is quick.
 
-checkpoints/<number of records>.<checksum>.parquet
+    checkpoints/<number of records>.<checksum>.parquet
 
 The file has the ranges of these records, one in each row, and the last snapshot in its metadata. The records are kept,
 and remain the truth.

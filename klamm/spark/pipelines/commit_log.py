@@ -1,11 +1,11 @@
 """The content of an archive: a log of records, each a small JSON file.
 
-commits/00000000000000000000.json    the records, numbered without a gap
-checkpoints/                         the content of the first records, read instead of them (`checkpoint.py`)
-data/<topic id>/<partition>-<start>-<end>.parquet             in a directory
-data/<topic id>/<partition>-<start>-<end>/<unique>.parquet    in an object store
-data/_delta_log                      the log of the Delta table, if the archive is one as well (`delta.py`)
-lock                                 in a directory, held by the one program that adds to the archive
+    commits/00000000000000000000.json    the records, numbered without a gap
+    checkpoints/                         the content of the first records, read instead of them (`checkpoint.py`)
+    data/<topic id>/<partition>-<start>-<end>.parquet             in a directory
+    data/<topic id>/<partition>-<start>-<end>/<unique>.parquet    in an object store
+    data/_delta_log                      the log of the Delta table, if the archive is one as well (`delta.py`)
+    lock                                 in a directory, held by the one program that adds to the archive
 
 A record is either a snapshot of the cluster (topics with configs, groups with offsets), or a list of ranges of offsets,
 each with the file of its Kafka records.

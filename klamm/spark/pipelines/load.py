@@ -191,7 +191,7 @@ async def _plan(
             for number, state in sorted(topic.partitions.items())
         ]
     start_time = EARLIEST_TIMESTAMP if options.start_ms is None else options.start_ms
-    # At the same time: each waits for partitions without a leader.
+    # Concurrently, because each may wait for partitions without a leader.
     earliest, starts, ends = await asyncio.gather(
         *(
             start_offsets(client, replicated, time, PATIENCE_S)
