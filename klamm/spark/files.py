@@ -467,7 +467,7 @@ def _store(url: str, options: tuple[tuple[str, str], ...]) -> "ObjectStore":
 
 
 class _Sink(io.RawIOBase):
-    """obstore's writer as a binary file for pyarrow."""
+    """The writer of obstore, as a binary file for pyarrow."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
