@@ -134,8 +134,8 @@ class Metrics:
         self._walks: list[Callable[[], Steps[None]]] = []
 
     def walk(self, steps: Callable[[], Steps[None]]) -> None:
-        """Adds work in slices that runs before each reading of the metrics, for numbers that take a look at thousands
-        of things."""
+        """Adds work in slices that runs before each reading of metrics, for numbers that are computed from thousands
+        of objects."""
         self._walks.append(steps)
 
     def walks(self) -> Steps[None]:

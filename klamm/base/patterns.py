@@ -28,7 +28,7 @@ _FEW: Final = 8
 _CHILD: Final = """
 import json, re, signal, sys
 text, flags, limit_s = json.loads(sys.stdin.readline())
-signal.setitimer(signal.ITIMER_PROF, limit_s)  # its end is the end of this process
+signal.setitimer(signal.ITIMER_PROF, limit_s)  # when the time is used up, SIGPROF ends this process
 pattern = re.compile(text, flags)
 for line in sys.stdin:
     how, name = json.loads(line)
@@ -53,7 +53,7 @@ class Pattern:
         self._flags = flags
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # What later versions of Python may read in another way.
+                warnings.simplefilter("ignore")  # Python warns of syntax whose meaning may change.
                 self._pattern = re.compile(text, flags)
         except (re.error, OverflowError, RecursionError) as error:
             raise InvalidPattern(str(error)) from None

@@ -26,7 +26,7 @@ class SampledRate:
         windows = self._windows
         if not windows or now_ms - windows[-1][0] >= self.window_ms:
             windows.append([now_ms, 0])
-            if len(windows) > self._samples:  # Without `forget_old` the two oldest windows merge, to bound the memory.
+            if len(windows) > self._samples:  # The two oldest windows merge, to bound the memory.
                 start_ms, total = windows.popleft()
                 windows[0][0] = start_ms
                 windows[0][1] += total
@@ -45,7 +45,7 @@ class SampledRate:
         return elapsed_ms + max(0, missing) * self.window_ms
 
     def began_ms(self, now_ms: float) -> float:
-        """The begin of the oldest window."""
+        """When the oldest window began."""
         return self._windows[0][0] if self._windows else now_ms
 
     def per_second(self, now_ms: float) -> float:

@@ -2,7 +2,7 @@
 are counted.
 
 What must stay true:
-- The first event of a kind is logged at once, and the number of its repetitions within `WINDOW_S`.
+- The first event of a kind is logged at once. Its repetitions are counted, and the count is logged within `WINDOW_S`.
 - Other programs cannot fill the log or the memory: at most `MAX_NEW_LINES` lines of a window are new, and at most
   `MAX_REMEMBERED` lines of at most `MAX_CHARACTERS` are remembered. One line counts the excess.
 """

@@ -227,7 +227,7 @@ class SystemEnvironment(Environment):
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    # Not in a method, which would double the cost for each request.
+    # Not methods: every request reads these clocks, and a method would double the cost.
     work_clock_s = staticmethod(time.perf_counter)
     work_time_s = staticmethod(time.thread_time)
 
@@ -293,7 +293,7 @@ class SystemEnvironment(Environment):
     def host_names(self) -> frozenset[str]:
         own = socket.gethostname()
         names = {own, socket.getfqdn()}
-        with contextlib.suppress(OSError):  # No name server knows it.
+        with contextlib.suppress(OSError):  # No name server knows this host.
             canonical, aliases, _ = socket.gethostbyaddr(own)
             names |= {canonical, *aliases}
         return frozenset(names)

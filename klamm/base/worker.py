@@ -51,7 +51,7 @@ _LOWEST_NICENESS = 19
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
 _WORD_EVERY_S = 1.0
-# Not an answer to a job: the process only tells that it is at work.
+# Not an answer to a job, but a sign of life.
 _AT_WORK = (None, None, None)
 
 
@@ -269,7 +269,7 @@ class _Process(asyncio.Protocol):
         self._received += data
         for number, result, error in _messages(self._received):
             if number is None:
-                continue  # It is at work.
+                continue  # The process only tells that it is at work.
             answer = self._jobs.pop(number)
             self._on_job_over()
             if answer.done():

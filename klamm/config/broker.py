@@ -39,8 +39,8 @@ _NO_KRAFT = "KRaft is not supported; klamm keeps its metadata in ZooKeeper (zook
 _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
 
-# Keys whose default in Kafka is no good one for klamm: what counts where a key is not set. The system sizes the buffers
-# of a socket to the way that its packets take, unless a size is given.
+# The values of keys that are not set and whose default in Kafka does not suit klamm. Unless a size is given, the system
+# adapts the buffers of a socket to its network path.
 _WHERE_NOT_SET: Mapping[str, Any] = MappingProxyType(
     {
         "socket.send.buffer.bytes": -1,
@@ -270,7 +270,7 @@ def _inter_broker_listener(
     return name.upper()
 
 
-# The rules for the value of a single key after fallbacks, or that Kafka does not check when it parses.
+# Rules for single values that apply after fallbacks, or that Kafka does not check when it parses.
 _RULES: dict[str, Validator] = {
     "log.roll.ms": at_least(1),
     "log.roll.jitter.ms": at_least(0),

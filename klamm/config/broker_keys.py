@@ -176,7 +176,7 @@ class BrokerKeys:
     queued_max_request_bytes: int = long(
         -1, "Bytes of requests in memory before clients are muted; -1: 256 MB or socket.request.max.bytes."
     )
-    # klamm's own. Kafka's brokers hand files to the system, which has no such memory.
+    # klamm's own key. Kafka's brokers hand files to the system and keep no responses in memory.
     klamm_queued_max_response_bytes: int = long(
         128 * 1024 * 1024,
         "Bytes of responses in memory, read or waiting for clients to take them, before fetches get less.",
@@ -500,7 +500,7 @@ class BrokerKeys:
     )
 
     # -- metrics --------------------------------------------------------------------------------------------------
-    # klamm's own; Kafka's brokers are asked through JMX.
+    # klamm's own key. Kafka's brokers offer their metrics through JMX.
     klamm_metrics_port: int = integer(
         -1,
         "HTTP port for metrics and the state of the controller; 0 takes any free port, -1 none.",

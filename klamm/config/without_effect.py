@@ -1,7 +1,7 @@
 """The reasons why a key of Kafka's configuration is accepted and changes nothing, as docs/unsupported.md gives them.
 
-A key that is only said to act is worse than one that is refused: `without_effect` of a key is the one place that says
-so, and the document's table is written from it.
+A key that silently does nothing is worse than a key that is refused. Only a key's `without_effect` says that it does
+nothing, and the document's table is generated from it.
 """
 
 ONE_LOOP = "a broker is one loop in one process: it has no pools of threads whose size could be set"

@@ -10,10 +10,10 @@ The decision about a partition with bounced replicas (`leader_election.bounced_r
 
 | members of the ISR                       | the new ISR                 | the leader                                  |
 |------------------------------------------|-----------------------------|---------------------------------------------|
-| some who are online and have not bounced | those                       | the same if it is one of those, else the    |
+| some are online and have not bounced     | only these                  | unchanged if it is one of these, else the   |
 |                                          |                             | first of them                               |
-| others, and some have bounced            | one of these: the leader if | that one                                    |
-|                                          | it is, else the first       |                                             |
+| else: some have bounced                  | only one of these: the      | that one                                    |
+|                                          | leader, else the first      |                                             |
 | no live broker                           | unchanged                   | unchanged                                   |
 
 The leader epoch rises in any case: a bounced leader must not write other records under an epoch that followers know,
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 async def take_up_states(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> Bounced:
-    """Reads the states of partitions into the context. Returns the brokers that have bounced since then."""
+    """Reads the states of partitions into the context. Returns the brokers that have bounced since the last write."""
     context, store = parts.context, parts.store
     epochs = {broker_id: broker.epoch for broker_id, broker in context.live_or_shutting_down_brokers.items()}
     newest = max(epochs.values(), default=0)

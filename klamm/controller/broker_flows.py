@@ -76,7 +76,7 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
     assert channels is not None
     broker = await parts.store.watched_broker(broker_id, parts.on_broker)
     if isinstance(broker, ZnodeError):
-        _log.error("what broker %d says about itself is left out: %s", broker_id, broker)
+        _log.error("the changed registration of broker %d is ignored: %s", broker_id, broker)
         return
     known = parts.context.live_or_shutting_down_brokers.get(broker_id)
     if broker is None and known is None:
@@ -95,15 +95,16 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
 
 
 async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
-    """Brokers have started: all brokers get them, they get all partitions, and work that waited for them continues."""
+    """Brokers have started: all brokers learn of them, they learn of all partitions, and work that waited for them
+    continues."""
     context = parts.context
     parts.announce(f"New broker startup callback for {_listed(new)}")
     for broker_id in new:
         context.replicas_on_offline_dirs.pop(broker_id, None)
     existing = [id_ for id_ in context.live_or_shutting_down_broker_ids if id_ not in new]
     await parts.send_update_metadata(existing, ())
-    # The other brokers know which topics are being deleted. A broker that was away may still have them, and finds them
-    # in ZooKeeper.
+    # A broker that was away must learn which topics are being deleted, since it may still have them, and finds them in
+    # ZooKeeper. The other brokers know it.
     known = [*context.partitions_with_leaders(), *context.partitions_being_deleted()]
     await parts.send_update_metadata(new, known)
     await _on_replicas_become_online(parts, await in_slices(context.replicas_on_brokers(new)))
@@ -153,7 +154,7 @@ async def on_replicas_become_offline(
     if deleting:
         await deletions.fail_replica_deletion(deleting)
     if all(context.partition_state(partition) is PartitionState.OFFLINE for partition in leaderless):
-        # No broker got a new leader, and with it the dead brokers.
+        # No request about a new leader has told the brokers which brokers are dead.
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
     # A target replica that was elected uncleanly is the whole ISR.
     await complete_reassignments(parts, elected)
@@ -185,7 +186,8 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
     broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
     parts.announce(f"Handling log directory failure for brokers {_listed(broker_ids)}")
     replicas = await _not_deleted(parts, await in_slices(parts.context.replicas_on_brokers(broker_ids)))
-    # A replica that a reassignment has made NEW gets no LeaderAndIsr with its first ONLINE; it may lead already.
+    # A replica in state NEW (of a reassignment) may lead already, but gets no LeaderAndIsr when it becomes ONLINE. So
+    # these replicas become ONLINE twice.
     new: list[PartitionAndReplica] = []
     async for piece in slices(replicas, CHEAP_SLICE):
         new += [replica for replica in piece if parts.context.replica_state(replica) is ReplicaState.NEW]
@@ -222,7 +224,8 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
             partition, code = answer.partition_index, answer.error_code
             if code == ErrorCode.KAFKA_STORAGE_ERROR:
                 offline[topic, partition] = None
-            # A request is stale when it is sent again because its answer was lost; only replicas that work answer so.
+            # A request that is sent again because its answer was lost is stale. Only replicas on working disks answer
+            # so.
             elif code in (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH):
                 online.append((topic, partition))
             elif code == ErrorCode.INCONSISTENT_TOPIC_ID:

@@ -1,9 +1,9 @@
 """Shortens the queue of a broker to the requests that it still needs: the last of each kind for each partition. Pure.
 
-A broker that does not answer may keep its ZooKeeper session, and with it its queue, for ever. In Kafka each change of
+A broker that does not answer may keep its ZooKeeper session, and with it its queue, forever. In Kafka each change of
 the cluster makes that queue longer. Here a long queue is reduced to the size of the broker's state, whatever the number
-of changes: two UpdateMetadata requests, the StopReplica requests, each after the LeaderAndIsr that it ends, and one
-LeaderAndIsr request.
+of changes. It has two UpdateMetadata requests, then the StopReplica requests, each after the LeaderAndIsr whose
+leadership it ends, and one LeaderAndIsr request.
 
 | waiting requests for one partition, in order | what remains |
 |---|---|
@@ -18,8 +18,8 @@ LeaderAndIsr request.
 What must stay true:
 - The broker ends in the same state as if it had got all requests; only the order between partitions differs. The
   metadata comes first, because a broker follows only leaders that it knows to be alive.
-- A StopReplica request stays unchanged, because the waiter for its response needs a result for each of its replicas.
-  Responses to the other kinds describe the broker's present state, so the last request's response is enough.
+- A StopReplica request stays unchanged, because its sender waits for a result for each of its replicas.
+  Responses to the other kinds describe the broker's current state, so the response to the last request is enough.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
 
 
 class _States(Generic[T]):
-    """The last state of each partition, topic by topic, and the id that each topic had last."""
+    """The last state of each partition, by topic, and the last id of each topic."""
 
     def __init__(self) -> None:
         self._states: dict[str, dict[int, T]] = {}

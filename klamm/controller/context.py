@@ -98,10 +98,10 @@ class ControllerContext:
         self.partition_assignments: dict[str, dict[int, ReplicaAssignment]] = {}
         self.partitions_being_reassigned: set[PartitionKey] = set()
         self.replicas_on_offline_dirs: dict[int, set[PartitionKey]] = {}
-        """Broker id -> its partitions that it has on disks that do not work."""
+        """Broker id -> its partitions on failed disks."""
         self.topic_id_answers: dict[PartitionKey, dict[int, bool]] = {}
-        """For partitions with a replica whose log is of another topic id: broker id -> whether its replica has the
-        topic's id, as far as it has answered since the first refusal (topic_ids.py)."""
+        """For partitions with a replica whose log has another topic id: broker id -> whether the broker's replica has
+        the topic's id. Has the brokers that have answered since the first refusal (topic_ids.py)."""
 
         self._leadership: dict[PartitionKey, LeaderAndIsr] = {}
         self._partition_states: dict[PartitionKey, PartitionState] = {}
@@ -113,7 +113,7 @@ class ControllerContext:
 
     @property
     def live_broker_ids(self) -> Collection[int]:
-        """Ascending, without those that are shutting down."""
+        """The ids of the live brokers, ascending, without brokers that are shutting down."""
         return self._live.keys()
 
     @property
@@ -123,7 +123,7 @@ class ControllerContext:
 
     @property
     def live_or_shutting_down_brokers(self) -> Mapping[int, LiveBroker]:
-        """By id, ascending. A `LiveBroker` is a registration and an epoch."""
+        """The live brokers by id, ascending. A `LiveBroker` is a registration and an epoch."""
         return self._live_or_shutting_down
 
     @property
@@ -172,19 +172,20 @@ class ControllerContext:
     def is_replica_online(
         self, broker_id: int, partition: PartitionKey, include_shutting_down_brokers: bool = False
     ) -> bool:
-        """Whether the broker is alive and has the partition on a disk that works."""
+        """Whether the broker is alive and its replica is not on a failed disk."""
         brokers = self._live_or_shutting_down if include_shutting_down_brokers else self._live
         return broker_id in brokers and partition not in self.replicas_on_offline_dirs.get(broker_id, ())
 
     def online_brokers(self, partition: PartitionKey, include_shutting_down_brokers: bool = False) -> Collection[int]:
-        """The brokers of which `is_replica_online` is true."""
+        """The brokers for which `is_replica_online` is true."""
         brokers = self._live_or_shutting_down if include_shutting_down_brokers else self._live
         if not self.replicas_on_offline_dirs:
             return brokers.keys()
         return [broker_id for broker_id in brokers if partition not in self.replicas_on_offline_dirs.get(broker_id, ())]
 
     def put_topic_id_answer(self, broker_id: int, partition: PartitionKey, *, has_id: bool) -> None:
-        """A broker has answered whether its replica has the topic's id. Partitions that none refuses are left out."""
+        """A broker has answered whether its replica has the topic's id. Partitions that no broker refuses are left
+        out."""
         if has_id and partition not in self.topic_id_answers:
             return
         answers = self.topic_id_answers.setdefault(partition, {})
@@ -193,7 +194,7 @@ class ControllerContext:
             del self.topic_id_answers[partition]
 
     def _forget_topic_id_answers(self, broker_id: int, partitions: Iterable[PartitionKey]) -> None:
-        """The broker is gone, or no longer a replica."""
+        """Forgets the answers of a broker that is gone or no longer a replica."""
         for partition in partitions if self.topic_id_answers else ():
             answers = self.topic_id_answers.get(partition, {})
             if answers.pop(broker_id, True) is False and all(answers.values()):
@@ -308,7 +309,7 @@ class ControllerContext:
         return topic in self.topics_to_be_deleted and topic not in self.topics_ineligible_for_deletion
 
     def is_partition_to_be_deleted(self, partition: PartitionKey) -> bool:
-        """Whether its topic is to be deleted, and no reassignment that needs a leader has to complete first."""
+        """Whether the partition's topic is to be deleted, and no reassignment has to complete first."""
         return partition[0] in self.topics_to_be_deleted and partition not in self.partitions_being_reassigned
 
     # -- leadership -------------------------------------------------------------------------------------------------
@@ -396,20 +397,20 @@ class ControllerContext:
 
     @property
     def brokers_with_replica_states(self) -> Collection[int]:
-        """The brokers of which `replica_states` has any."""
+        """The brokers with replicas in `replica_states`."""
         return self._replica_states.keys()
 
     def put_replica_state(self, replica: PartitionAndReplica, state: ReplicaState) -> None:
         self.put_replica_states(replica[1], (replica[0],), state)
 
     def put_replica_states(self, broker_id: int, partitions: Iterable[PartitionKey], state: ReplicaState) -> None:
-        """The replicas of these partitions on one broker."""
+        """Sets the state of these partitions' replicas on one broker."""
         states = self._replica_states.setdefault(broker_id, {})
         if state is ReplicaState.NON_EXISTENT:
             offline = self.replicas_on_offline_dirs.get(broker_id, set())
             for partition in partitions:
                 states.pop(partition, None)
-                # A replica that comes back later has another log.
+                # A later replica on this broker has a new log, perhaps on another disk.
                 offline.discard(partition)
             self._forget_topic_id_answers(broker_id, partitions)
         else:

@@ -1,4 +1,5 @@
-"""The controller: one broker of the cluster that decides who leads which partition (Kafka's `KafkaController`).
+"""The controller: one broker of the cluster that decides which broker leads which partition (Kafka's
+`KafkaController`).
 
 Every broker runs a `KafkaController`; the one whose session owns /controller is *active*. It acts only on events, which
 one task processes one after another (`event_manager.py`). This module decides which broker is the controller. The work
@@ -97,7 +98,7 @@ class KafkaController(ControllerRequests):
         )
         super().__init__(self._events.put)
         self._retry: asyncio.TimerHandle | None = None
-        self._not_before = 0.0  # By the loop's clock: this broker takes part in no earlier election.
+        self._not_before = 0.0  # By the loop's clock: until then this broker takes part in no election.
         self._is_active = False
         self._controller_id = NO_CONTROLLER
         self.elected_at_ms = 0
@@ -129,11 +130,11 @@ class KafkaController(ControllerRequests):
 
     @property
     def context(self) -> ControllerContext:
-        """Do not change it. Empty while this broker is not active."""
+        """The context, for reading only. Empty while this broker is not active."""
         return self._parts.context
 
     def send_queues(self) -> Mapping[int, SendQueue]:
-        """The channels to the brokers, by broker; none while this broker is not active."""
+        """The channels to the brokers, by broker; empty while this broker is not active."""
         return {} if self._parts.channels is None else self._parts.channels.send_queues()
 
     @property
@@ -178,12 +179,12 @@ class KafkaController(ControllerRequests):
         await event.answer
 
     async def shutdown(self) -> None:
-        """Stops. ZooKeeper deletes /controller when the session ends."""
+        """Stops the controller. ZooKeeper deletes /controller when the session ends."""
         await self._events.close()
         if self._retry is not None:
             self._retry.cancel()
         self._is_active = False
-        # Also when a resignation was interrupted.
+        # Needed also if this broker is not active: a resignation may have been interrupted.
         await on_controller_resignation(self._parts)
         self.state_changes.close()
 
@@ -201,7 +202,7 @@ class KafkaController(ControllerRequests):
     # -- events -----------------------------------------------------------------------------------------------------
 
     async def _process(self, event: ControllerEvent) -> None:
-        """Never raises for an operating error; raises faults of the program."""
+        """Processes one event. Handles all operating errors; raises only faults of the program."""
         election = self._elections.get(type(event))
         try:
             if election is not None:
@@ -226,7 +227,7 @@ class KafkaController(ControllerRequests):
                 return
             await self._trigger_controller_move()
         except (ZooKeeperError, ZnodeError) as error:
-            _log.warning("giving up failed: %s", error)
+            _log.warning("the resignation failed too: %s", error)
             await self._resign()
             reason = error
         if not isinstance(reason, _SESSION_ENDS):  # The next session begins with an election.
@@ -268,7 +269,8 @@ class KafkaController(ControllerRequests):
         self._events.put(ControllerChange())
 
     async def _elect(self) -> None:
-        """Reads the controller's id. Resigns if it is another broker's; takes part in the election if there is none."""
+        """Reads the controller's id. Resigns if another broker is the controller. Takes part in the election if there
+        is no controller."""
         store = self._parts.store
         while True:
             node = await store.controller(self._on_controller)
@@ -298,7 +300,7 @@ class KafkaController(ControllerRequests):
                 await self._resign()
 
     async def _resign(self) -> None:
-        """Does nothing when this broker is not active."""
+        """Resigns. Does nothing when this broker is not active."""
         if self._is_active:
             epoch = self._parts.context.epoch
             self._is_active = False

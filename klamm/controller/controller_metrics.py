@@ -59,7 +59,7 @@ def _register_gauges(metrics: Metrics, controller: KafkaController) -> None:
     )
     gauge(
         "ReplicasToDeleteCount",
-        "Replicas of these topics whose brokers have not deleted them yet.",
+        "Replicas of topics marked for deletion that are not deleted yet.",
         lambda context: sum(state is not ReplicaState.DELETION_SUCCESSFUL for state in _states_to_delete(context)),
     )
     gauge(

@@ -19,11 +19,11 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
 
 LISTED = 100
-# The waiting events that are listed.
+# How many waiting events are listed.
 LISTED_EVENTS = 20
-# The states that are counted in one step: some hundred microseconds.
+# How many states are counted in one step, which takes some hundred microseconds.
 COUNTED_SLICE = 20_000
-# The items of a set of which the least are looked for in one step: some milliseconds.
+# How many items of a set are sorted in one step, which takes some milliseconds.
 SORTED_SLICE = 10_000
 
 T = TypeVar("T", str, PartitionKey)
@@ -33,8 +33,8 @@ S = TypeVar("S", bound=IntEnum)
 async def controller_status(controller: KafkaController, *, brief: bool = False) -> dict[str, Any]:
     """The whole status; on a broker that is not the controller only the controller's id.
 
-    `brief` leaves out the lists of partitions that are offline or under-replicated, which take a look at each
-    partition, and has the counts of both state machines instead: cheap enough for a reader that asks every second.
+    `brief` has the counts of both state machines instead of the lists of offline and under-replicated partitions, for
+    which each partition must be checked. This is cheap enough to be asked for every second.
     """
     context = controller.context
     out_of_order: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _listed(items: list[PartitionKey], describe: Callable[[PartitionKey], dict[s
 
 
 def _least(items: Collection[T]) -> Steps[list[T]]:
-    """The first `LISTED` of them in their order."""
+    """The first `LISTED` of the sorted items."""
     copied = list(items)
     found: list[T] = []
     for first in range(0, len(copied), SORTED_SLICE):
@@ -113,7 +113,7 @@ def _events(controller: KafkaController) -> dict[str, Any]:
 
 
 def _elections(controller: KafkaController) -> list[dict[str, Any]]:
-    """Elections that were asked for (ElectLeaders): the one in progress, and those among the first waiting events."""
+    """Requested elections (ElectLeaders): the one in progress, and those among the first waiting events."""
     events = controller.event_manager
     current = events.current
     found = [] if current is None else [(*current, "in progress")]
@@ -149,14 +149,14 @@ def _machines(context: ControllerContext) -> Steps[dict[str, dict[str, int]]]:
 
 
 def _counted(values: Collection[S], states: type[S]) -> Steps[dict[S, int]]:
-    """How many of the values are each state. A list counts members of an enumeration by identity, in C; a Counter would
-    compute the hash of each in Python."""
+    """How often each state is among the values. A list compares members of an enumeration by identity, in C. A Counter
+    would compute the hash of each member in Python."""
     counts = dict.fromkeys(states, 0)
     copied = list(values)
     for first in range(0, len(copied), COUNTED_SLICE):
         some = copied[first : first + COUNTED_SLICE]
         left = len(some)
-        # Nearly all are online or offline, so few states are looked for.
+        # Nearly all values are online or offline. If these two are counted first, the other states often need no count.
         for state in sorted(states, key=lambda state: state.name not in ("ONLINE", "OFFLINE")):
             if not left:
                 break
@@ -192,7 +192,7 @@ def _brokers(controller: KafkaController) -> list[dict[str, Any]]:
 
 
 async def _out_of_order(context: ControllerContext) -> tuple[list[PartitionKey], list[PartitionKey]]:
-    """Partitions without a leader, and partitions with one that lack in-sync replicas; none that are being deleted."""
+    """Partitions without a leader, and led partitions that lack in-sync replicas. Leaves out partitions in deletion."""
     offline, under_replicated = [], []
     async for piece in slices(context.all_partitions()):
         for partition in piece:

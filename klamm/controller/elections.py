@@ -84,7 +84,7 @@ async def replica_leader_election(
 
 
 def _objection(context: ControllerContext, partition: PartitionKey, election_type: ElectionType) -> KafkaError | None:
-    """The reason why no leader is elected; None if one is."""
+    """The reason why no leader is elected; None if a leader is elected."""
     replicas = context.partition_replica_assignment(partition)
     if not replicas:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The partition does not exist.")
@@ -132,7 +132,7 @@ async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None
 
 
 class _Leaderships(NamedTuple):
-    """The number of partitions whose preferred leader one broker is, and those of them that others lead."""
+    """The number of partitions whose preferred leader is one broker, and those of them that other brokers lead."""
 
     total: int
     lost: list[PartitionKey]
@@ -161,7 +161,7 @@ def _can_preferred_replica_be_leader(context: ControllerContext, partition: Part
 
 
 async def unclean_leader_election_enable(parts: ControllerParts, topic: str | None = None) -> None:
-    """Unclean elections are allowed from now on (in one topic): tries partitions without a leader again."""
+    """Unclean elections are now allowed (in one topic): tries again to elect leaders for partitions without one."""
     await parts.partitions.trigger_online_partition_state_change(topic)
     await complete_reassignments(parts, parts.context.partitions_being_reassigned)
 

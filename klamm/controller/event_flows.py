@@ -141,7 +141,8 @@ async def _stop_replica_response_received(
     for topic in event.topics:
         async for state in each(topic.partition_states, looked_at):
             if state.delete_partition:
-                # Replicas that the response does not name are not deleted, as when the request is refused as a whole.
+                # A replica that the response does not name is not deleted, for example because the whole request was
+                # refused.
                 code = told.get((topic.topic_name, state.partition_index), ErrorCode.UNKNOWN_SERVER_ERROR)
                 is_deleted = event.response.error_code == code == ErrorCode.NONE
                 replica = (topic.topic_name, state.partition_index), event.sender.broker_id

@@ -25,7 +25,7 @@ from klamm.controller.state_change_log import StateChangeLog
 _NOT_TIMED = (ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED)
 
 
-# After this time without events the waits of the last ones mean nothing (eventQueueTimeTimeoutMs).
+# After this time without events the waiting times of the last events are forgotten (eventQueueTimeTimeoutMs).
 QUEUE_TIME_TIMEOUT_MS = 300_000
 
 
@@ -78,12 +78,12 @@ class ControllerEventManager:
 
     @property
     def oldest_waits_ms(self) -> float:
-        """How long the event at the head of the queue has waited; 0 when none waits."""
+        """How long the event at the head of the queue has waited; 0 when the queue is empty."""
         return _ms_since(self._queue[0].put_at) if self._queue else 0.0
 
     @property
     def current(self) -> tuple[ControllerEvent, float] | None:
-        """The event in progress, and how long it has been (ms)."""
+        """The event in progress, and how long it has taken so far (ms)."""
         return None if self._current is None else (self._current, _ms_since(self._began_at))
 
     @property
@@ -148,7 +148,7 @@ class ControllerEventManager:
                         event.preempt()
                         self._log.event_turns_out("cut short")
                     self._current = None
-                    # A controller that resigns has no epoch.
+                    # After a resignation there is no epoch.
                     self._end(event, self._controller_epoch() or epoch, queue_time_ms)
                 # The next event may be hours away, and this one may hold a response about all partitions.
                 del event

@@ -65,7 +65,7 @@ class ControllerEvent:
     state: ClassVar[ControllerState]
 
     def preempt(self) -> None:
-        """The event is dropped, or was interrupted."""
+        """Called when the event is dropped or was interrupted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class Startup(Question[None]):
 
 @dataclass(frozen=True, eq=False)
 class RegisterBrokerAndReelect(Question[None]):
-    """A new session has begun, that of `store`."""
+    """A new session has begun: the session of `store`."""
 
     state = ControllerState.CONTROLLER_CHANGE
     store: KafkaZooKeeper
@@ -230,7 +230,8 @@ class UpdateFeatures(Question[FeatureResults]):
 
 @dataclass(frozen=True, eq=False)
 class ApiPartitionReassignment(Question[Mapping[PartitionKey, KafkaError | None]]):
-    """An AlterPartitionReassignments request; a target of None cancels. The answer: errors, None where it has begun."""
+    """An AlterPartitionReassignments request; a target of None cancels. The answer: an error for each partition, None
+    where the reassignment has begun."""
 
     state = ControllerState.ALTER_PARTITION_REASSIGNMENT
     targets: Mapping[PartitionKey, tuple[int, ...] | None]

@@ -14,7 +14,8 @@ from klamm.znodes.cluster import FinalizedVersions, incompatible_features
 
 @dataclass(frozen=True, slots=True)
 class FeatureUpdate:
-    """One feature of an UpdateFeatures request. A `max_version_level` below 1, with `allow_downgrade`, removes it."""
+    """One feature of an UpdateFeatures request. `max_version_level` below 1 with `allow_downgrade` removes the
+    feature."""
 
     feature: str
     max_version_level: int

@@ -50,7 +50,7 @@ async def _finalized_features(parts: ControllerParts) -> FinalizedFeatures:
 async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdate]) -> FeatureResults:
     """Finalizes other versions of features, or removes features, as far as the updates are allowed.
 
-    All get FEATURE_UPDATE_FAILED when /feature cannot be read: writing would lose the present versions.
+    All updates get FEATURE_UPDATE_FAILED when /feature cannot be read: a write would lose the current versions.
     """
     updates = list(updates)
     try:
@@ -58,7 +58,7 @@ async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdat
     except ZnodeError as error:
         return FeatureResults(failed(dict.fromkeys(update.feature for update in updates), str(error)), None)
     if existing is None:
-        why = f"{FEATURE_PATH} is not there, or switched off; a controller that is elected anew makes it"
+        why = f"{FEATURE_PATH} does not exist or is disabled; a newly elected controller creates it"
         return FeatureResults(failed(dict.fromkeys(update.feature for update in updates), why), None)
     brokers = [broker.registration for broker in parts.context.live_or_shutting_down_brokers.values()]
     own = parts.context.live_or_shutting_down_brokers.get(parts.broker_id)

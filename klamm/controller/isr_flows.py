@@ -89,7 +89,7 @@ def _decide(
 async def _write(
     parts: ControllerParts, changes: dict[PartitionKey, LeaderAndIsr]
 ) -> dict[PartitionKey, ErrorCode | LeaderAndIsr]:
-    """Updates the context after a write."""
+    """Writes the changes, and updates the context with the written ones."""
     results: dict[PartitionKey, ErrorCode | LeaderAndIsr] = {}
 
     async def write(piece: Sequence[PartitionKey]) -> None:
@@ -167,7 +167,7 @@ async def isr_change_notification(parts: ControllerParts) -> None:
         elif state != parts.context.partition_leadership_info(partition):
             _put(parts, partition, state)
         else:
-            # An ISR that has changed and changed back: only the version of its znode is another.
+            # The ISR has changed and changed back. Only the version of its znode differs.
             parts.context.put_partition_leadership_info(partition, state)
     await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, known)
     await _take_out_offline_members(parts, known)

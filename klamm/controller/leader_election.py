@@ -53,7 +53,7 @@ class Election(NamedTuple):
 def offline_partition_leader_election(
     replicas: Sequence[int], isr: Sequence[int], online: Collection[int], unclean: bool
 ) -> Election | None:
-    """The leader died, or the partition had none. `unclean`: a replica outside the ISR may lead if none in it can."""
+    """The leader died, or the partition had none. `unclean`: a replica outside the ISR may lead if no member can."""
     online_replicas = tuple(broker_id for broker_id in replicas if broker_id in online)
     for broker_id in online_replicas:
         if broker_id in isr:
@@ -99,10 +99,10 @@ def controlled_shutdown_partition_leader_election(
 def topic_id_partition_leader_election(
     replicas: Sequence[int], leader: int, isr: Sequence[int], online: Collection[int], has_id: Mapping[int, bool]
 ) -> Election | None:
-    """Some replicas are of another topic of that name. `has_id`: whether a replica has the topic's id, if that is
-    known.
+    """Some replicas belong to another topic of the same name. `has_id`: broker id -> whether its replica has the
+    topic's id, if that is known.
 
-    Nothing changes before an online ISR member has it: that one has all committed records.
+    Nothing changes before an online ISR member has the topic's id: this member has all committed records.
     """
     able = [broker_id for broker_id in replicas if broker_id in isr and broker_id in online and has_id.get(broker_id)]
     if not able:
@@ -117,16 +117,16 @@ def topic_id_partition_leader_election(
 def bounced_replica_leader_election(
     replicas: Sequence[int], leader: int, isr: Sequence[int], online: Collection[int], bounced: Collection[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """Some replicas may have lost records since the last decision: the leader and the ISR now (see bounces.py).
+    """The new leader and ISR after some replicas have bounced and may have lost records (see bounces.py).
 
-    A leader is named only if it is online; NO_LEADER when that has to wait.
+    The leader is NO_LEADER if no replica of the new ISR is online.
     """
     reliable = tuple([member for member in isr if member in online and member not in bounced])
     back = [member for member in isr if member in bounced]
     if reliable:
         new_isr = reliable
     elif back:
-        # No replica is known to have all records. The leader has at least those that it alone has acknowledged.
+        # No replica is known to have all records. The leader at least has the records that it acknowledged alone.
         new_isr = (leader if leader in back else next(member for member in (*replicas, *back) if member in back),)
     else:
         return leader, tuple(isr)

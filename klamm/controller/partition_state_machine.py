@@ -104,8 +104,8 @@ class PartitionStateMachine:
     ) -> Outcomes:
         """Changes the states and sends the requests that follow from it.
 
-        Returns, for target ONLINE, each partition's new leadership or why it got none; partitions in a state that the
-        table forbids are not among them. `strategy` must be given for partitions that have had a leader.
+        For target ONLINE, returns each partition's new leadership or why it got none, without the partitions in a state
+        that the table forbids. `strategy` must be given for partitions that have had a leader.
         """
         items = list(dict.fromkeys(partitions))
         if not items:
@@ -116,7 +116,7 @@ class PartitionStateMachine:
             for part in await for_slices(items, partial(self._bring_online, strategy)):
                 outcomes.update(part)
             if any(isinstance(outcome, StateChangeFailed) for outcome in outcomes.values()):
-                # As in replica_state_machine.py.
+                # If this controller was replaced without noticing it, its successor's writes look like failures.
                 await self._zookeeper().check_controller_epoch(self._context.epoch_zk_version)
             _log_failures(outcomes)
         else:
@@ -208,7 +208,7 @@ class PartitionStateMachine:
     def _decided(
         self, partition: PartitionKey, state: LeaderAndIsr, recipients: Iterable[int], why: str, *, is_new: bool
     ) -> None:
-        """The leadership is in ZooKeeper."""
+        """Takes up a leadership that was written to ZooKeeper."""
         context = self._context
         context.put_partition_leadership_info(partition, state)
         assignment = context.partition_full_replica_assignment(partition)
@@ -331,7 +331,7 @@ class PartitionStateMachine:
     ) -> set[str]:
         """The topics that allow unclean elections, among those of partitions without an online ISR member.
 
-        The configurations are read from ZooKeeper, because the present ones count.
+        The configurations are read from ZooKeeper, because only the current values count.
         """
         if strategy not in (ElectionStrategy.OFFLINE, ElectionStrategy.OFFLINE_ALLOW_UNCLEAN):
             return set()
@@ -348,7 +348,7 @@ class PartitionStateMachine:
         for topic, config in (await self._zookeeper().configs.of_topics(topics)).items():
             if isinstance(config, ZnodeError):
                 logger.error("topic %s gets no unclean leader, its configuration cannot be read: %s", topic, config)
-            # A value that is neither true nor false does not allow it.
+            # An invalid value does not allow unclean elections.
             elif config.get(UNCLEAN_LEADER_ELECTION, default).strip().lower() == "true":
                 allowed.add(topic)
         return allowed

@@ -154,7 +154,7 @@ class ControllerParts:
     # -- timers -----------------------------------------------------------------------------------------------------
 
     def schedule_leader_rebalance(self, delay_seconds: int) -> None:
-        """Schedules the next check of lost leaderships, instead of one scheduled before.
+        """Schedules the next check of lost leaderships, and cancels a check that was scheduled before.
 
         Does nothing without auto.leader.rebalance.enable.
         """

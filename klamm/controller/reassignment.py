@@ -51,7 +51,7 @@ _EPOCHS = 4  # The most leader epochs that a reassignment takes, besides one for
 
 
 async def api_partition_reassignment(parts: ControllerParts, targets: Mapping[PartitionKey, Target | None]) -> Results:
-    """Begins the reassignments of a request; a target of None cancels the present one.
+    """Begins the reassignments of a request; a target of None cancels the current reassignment.
 
     The results are KafkaErrors: INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION,
     and INVALID_REQUEST when a topic's znode would become too large.
@@ -159,7 +159,7 @@ def _refusal(target: Sequence[int]) -> KafkaError | None:
 
 
 def _refusal_of_too_many(context: ControllerContext, present: ReplicaAssignment, target: Target) -> KafkaError | None:
-    """Refuses without a look at each of them: a request may name 100,000."""
+    """Refuses more replicas than live brokers without checking each replica: a request may name 100,000."""
     live = len(context.live_broker_ids)
     if len(target) <= live + len(present.replicas):
         return None
@@ -182,7 +182,7 @@ def _refusal_of_dead(context: ControllerContext, assignment: ReplicaAssignment) 
 async def _refused(
     parts: ControllerParts, reassignments: Reassignments, cancelled: Collection[PartitionKey] = ()
 ) -> dict[PartitionKey, KafkaError]:
-    """The reassignments that cannot begin, and why. `cancelled` are those that only end the present one."""
+    """The reassignments that cannot begin, and why. For partitions in `cancelled` the current one only ends."""
     context = parts.context
     refused = {
         partition: unknown_partition(partition)
@@ -200,7 +200,7 @@ async def _refused(
 
 
 def _refusal_of_epochs(context: ControllerContext, partition: PartitionKey) -> KafkaError | None:
-    """INVALID_REQUEST if the leader epochs that the steps take may be used up half-way."""
+    """INVALID_REQUEST if the partition may run out of leader epochs during the steps."""
     state = context.partition_leadership_info(partition)
     if state is None:
         return None
@@ -213,7 +213,7 @@ def _refusal_of_epochs(context: ControllerContext, partition: PartitionKey) -> K
 async def _refusals_of_size(context: ControllerContext, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
     """INVALID_REQUEST for all partitions of a topic whose znode would become larger than ZooKeeper takes.
 
-    ZooKeeper answers such a write by closing the connection, and every controller would repeat it for ever.
+    ZooKeeper answers such a write by closing the connection, and every controller would repeat it forever.
     """
     topics: dict[str, list[PartitionKey]] = {}
     async for partition in each(reassignments):
@@ -240,13 +240,14 @@ async def _refusals_of_size(context: ControllerContext, reassignments: Reassignm
 
 
 async def initialize_partition_reassignments(parts: ControllerParts) -> None:
-    """After an election of the controller. Requests in ZooKeeper replace reassignments in progress."""
+    """Begins and continues reassignments after an election of the controller. Requests in ZooKeeper replace
+    reassignments in progress."""
     begun = await zk_partition_reassignment(parts)
     await _resume(parts, parts.context.partitions_being_reassigned - begun)
 
 
 async def resume_reassignments(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> None:
-    """These replicas are online again: continues the reassignments that have one of them in the target."""
+    """These replicas are online again: continues the reassignments with one of them in the target."""
     under_way = parts.context.partitions_being_reassigned
     if under_way:
         full = parts.context.partition_full_replica_assignment

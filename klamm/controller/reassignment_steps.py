@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 Reassignments = Mapping[PartitionKey, ReplicaAssignment]
 Results = dict[PartitionKey, KafkaError | None]
-"""None for what has begun."""
+"""The error of each partition; None if its reassignment has begun."""
 
 
 def unknown_partition(partition: PartitionKey) -> KafkaError:
@@ -77,7 +77,7 @@ async def on_partition_reassignment(parts: ControllerParts, reassignments: Reass
     refused reassignments that would lose records (`refusal_of_loss`).
 
     The results are KafkaErrors: UNKNOWN_TOPIC_OR_PARTITION when a topic has vanished, UNKNOWN_SERVER_ERROR when a
-    replica that should go stays.
+    replica could not be removed.
     """
     if not reassignments:
         return {}
@@ -170,7 +170,7 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
 
 
 def _without_new(before: ReplicaAssignment, after: ReplicaAssignment) -> ReplicaAssignment:
-    """The assignment `after`, of the replicas that the partition has already."""
+    """The assignment `after`, restricted to replicas that the partition already has."""
     replicas, adding, removing = (tuple(id_ for id_ in ids if id_ in before.replicas) for ids in after)
     return ReplicaAssignment(replicas, adding, removing)
 
@@ -194,7 +194,7 @@ def refusal_of_loss(
     return KafkaError(
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         f"without replicas {list(dropped)} of {partition_name(partition)} records would be lost:"
-        f" in sync are {list(state.isr)}",
+        f" the ISR is {list(state.isr)}",
     )
 
 
@@ -209,7 +209,7 @@ async def _start_new_replicas(parts: ControllerParts, incomplete: Reassignments)
 
 
 async def _make_new(parts: ControllerParts, reassignments: Reassignments) -> None:
-    """Replicas that the controller already knows only need the new leader epoch."""
+    """Adds new replicas. Replicas that the controller already knows only need the new leader epoch."""
     adding = await _adding(reassignments)
     new = [
         replica async for replica in each(adding) if parts.context.replica_state(replica) is ReplicaState.NON_EXISTENT
@@ -262,7 +262,7 @@ async def complete_reassignment(parts: ControllerParts, reassignments: Reassignm
 
 
 async def _move_leaders(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
-    """Each partition gets a new epoch. It keeps its leader if that is a replica and online."""
+    """Gives each partition a new leader epoch. A leader that is a target replica and online stays the leader."""
     context = parts.context
     stay: list[PartitionKey] = []
     move: list[PartitionKey] = []
@@ -277,7 +277,7 @@ async def _move_leaders(parts: ControllerParts, partitions: Iterable[PartitionKe
 
 
 async def _lead_without(parts: ControllerParts, dropped: Mapping[PartitionKey, Collection[int]]) -> None:
-    """Each partition gets a new epoch, and another leader if its leader is to be removed."""
+    """Gives each partition a new leader epoch, and another leader if its leader is to be removed."""
     context = parts.context
     stay: list[PartitionKey] = []
     move: list[PartitionKey] = []
@@ -319,7 +319,7 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Par
 async def _write_next_epochs(
     parts: ControllerParts, states: Mapping[PartitionKey, LeaderAndIsr], turns: LoopTurns
 ) -> dict[PartitionKey, LeaderAndIsr]:
-    """The written leaderships. Starts from the context, and reads states again that have changed since."""
+    """Returns the written leaderships. Starts from the context, and reads states again that have changed since."""
     raised = {}
     while states:
         updates = {
@@ -333,7 +333,7 @@ async def _write_next_epochs(
             if isinstance(result, BadVersion):
                 changed.append(partition)
             elif isinstance(result, ZooKeeperError):
-                _log.error("the leader epoch of %s stays: %s", partition_name(partition), result)
+                _log.error("the leader epoch of %s could not be raised: %s", partition_name(partition), result)
             else:
                 new = updates[partition]
                 raised[partition] = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
@@ -374,7 +374,7 @@ async def _stop_replicas(parts: ControllerParts, removed: Mapping[PartitionKey, 
             failed.add(partition)
     for partition in sorted(failed):
         _log.error(
-            "replicas %s of %s stay: %s",
+            "replicas %s of %s could not be removed: %s",
             removed[partition],
             partition_name(partition),
             context.partition_leadership_info(partition),

@@ -65,7 +65,7 @@ class ReplicaStateMachine:
         state_change_log: StateChangeLog,
         on_illegal_transition: OnIllegalTransition = log_illegal_transition,
     ) -> None:
-        # Then the context may have an older ISR than ZooKeeper.
+        # If so, the context may have an older ISR than ZooKeeper.
         self._leaders_write_isr = config.inter_broker_protocol_version < ApiVersion.V2_7_IV2
         self._context = context
         self._zookeeper = zookeeper
@@ -136,7 +136,7 @@ class ReplicaStateMachine:
                 done = [partition for partition in legal if self._prepare(broker_id, partition, target)]
                 self._changed(broker_id, done, target)
         if self._failures:
-            # To a controller that was deposed without noticing, its successor's work looks like failures.
+            # If this controller was replaced without noticing it, its successor's writes look like failures.
             await self._zookeeper().check_controller_epoch(self._context.epoch_zk_version)
             logger.error(
                 "%d replicas could not become %s, the first is %s", len(self._failures), target.name, self._failures[0]
@@ -183,7 +183,8 @@ class ReplicaStateMachine:
     # -- changes of the context and of the requests only ------------------------------------------------------------
 
     def _prepare(self, broker_id: int, partition: PartitionKey, target: ReplicaState) -> bool:
-        """Makes all of a transition except the state itself; False when the replica must keep its state."""
+        """Makes all changes of a transition except the state itself. Returns False if the replica must keep its
+        state."""
         leadership = self._context.partition_leadership_info(partition)
         if target is ReplicaState.NEW and leadership is not None:
             if leadership.leader == broker_id:
@@ -234,7 +235,7 @@ class ReplicaStateMachine:
         never_led = []
         to_read = []
         for partition in self._legal(broker_id, partitions, ReplicaState.OFFLINE):
-            # Before the removal: the leader epoch is the one that the broker knows.
+            # Added before the removal from the ISR: the request has the leader epoch that the broker knows.
             self._request_batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
             leadership = context.partition_leadership_info(partition)
             if leadership is None:
@@ -332,7 +333,7 @@ def _can_leave(state: LeaderAndIsr, broker_id: int) -> bool:
 
 
 def _without(state: LeaderAndIsr, broker_id: int, controller_epoch: int) -> LeaderAndIsr:
-    """The last member stays in the ISR: no other replica has all acknowledged records."""
+    """The state without the broker. The last member stays in the ISR: no other replica has all acknowledged records."""
     isr = state.isr if len(state.isr) == 1 else tuple([member for member in state.isr if member != broker_id])
     leader = NO_LEADER if state.leader == broker_id else state.leader
     return LeaderAndIsr(leader, state.leader_epoch + 1, isr, controller_epoch, state.zk_version)

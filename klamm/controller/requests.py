@@ -60,7 +60,7 @@ class ControllerRequests:
     async def elect_leaders(self, partitions: Sequence[PartitionKey], election_type: ElectionType) -> ElectionResults:
         """Answers ElectLeaders: each partition's new leader, or why it got none. Raises KafkaError NOT_CONTROLLER.
 
-        No broker knows the new leaders yet.
+        The brokers may not know the new leaders yet.
         """
         event = ReplicaLeaderElection(partitions, election_type, answer=_future())
         self._put(event)
@@ -82,7 +82,7 @@ class ControllerRequests:
     async def alter_partition_reassignments(
         self, targets: Mapping[PartitionKey, tuple[int, ...] | None]
     ) -> Mapping[PartitionKey, KafkaError | None]:
-        """Moves these partitions to these brokers, or back (None). Returns the reassignments that could not begin.
+        """Begins reassignments to these brokers; None cancels a reassignment. Returns those that could not begin.
 
         Raises KafkaError NOT_CONTROLLER; some or all reassignments may have begun then.
         """

@@ -19,7 +19,7 @@ What must stay true:
   thousands. No record keeps the content of a request in memory.
 - Lines are written, and records delivered to followers, after the event and in slices, so that the loop serves others
   in between; `close` writes the rest.
-- A follower that does not keep up misses records, and gets their number. It never delays the controller.
+- A follower that does not keep up misses records, and learns how many. It never delays the controller.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ REPLICA_STATE_NAMES: Mapping[int, str] = {
     ReplicaState.DELETION_INELIGIBLE: "ReplicaDeletionIneligible",
     ReplicaState.NON_EXISTENT: "NonExistentReplica",
 }
-# What a record keeps of a text: clients can name partitions of topics with 32,767 bytes.
+# How much of a text a record keeps: clients can name partitions of topics with 32,767 bytes.
 MAX_TEXT_CHARACTERS = 2_000
 # The states whose changes are logged at INFO.
-_PARTITION_ONLINE = int(PartitionState.ONLINE)  # New has a lower number, and its changes are logged so too.
+_PARTITION_ONLINE = int(PartitionState.ONLINE)  # New has a lower number, and is logged at INFO too.
 _REPLICA_OFFLINE = int(ReplicaState.OFFLINE)
 
 
@@ -169,8 +169,8 @@ class StateChange(NamedTuple):
 
 
 class RequestSent(NamedTuple):
-    """A request was queued for brokers. It names `size` partitions or replicas; `led` of them the broker leads from now
-    on (LeaderAndIsr only); `delete` says whether it deletes all or none of them (StopReplica of old versions only).
+    """A request was queued for brokers. It names `size` partitions or replicas. From now on the broker leads `led` of
+    them (LeaderAndIsr only). `delete` says whether it deletes all or none of them (StopReplica of old versions only).
     `states` has the state of each, if they are logged.
     """
 
@@ -259,13 +259,13 @@ Record = StateChange | RequestSent | Announcement | EventProcessed
 
 
 class NumberedRecord(NamedTuple):
-    """Records are numbered in the order in which a broker has made them, from 0 at its start."""
+    """A record and its number. A broker numbers its records in order, from 0 at its start."""
 
     sequence: int
     record: Record
 
     def described(self, controller_id: int) -> dict[str, Any]:
-        """The record of this controller as its HTTP port and recordings have it."""
+        """The record as the controller's HTTP port and recordings have it."""
         return {
             "sequence": self.sequence,
             "time_ms": self.record.time_ms,
@@ -297,7 +297,7 @@ class Follower:
         self._changed.set()
 
     async def read(self) -> list[NumberedRecord]:
-        """Waits for records and returns them; returns none after the end."""
+        """Waits for records and returns them; returns an empty list after the end."""
         while not self._unread and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -384,7 +384,7 @@ class StateChangeLog:
         self._add(Announcement(self._now_ms(), controller_epoch, text[:MAX_TEXT_CHARACTERS], self._event))
 
     def _add(self, record: Record, delivered: Record | None = None) -> None:
-        """`delivered`: the record as it is delivered, if it is kept without something."""
+        """`delivered`: the complete record, if only a part of it is kept."""
         self._records.append(record)
         self._made += 1
         if self._is_wanted:
@@ -397,7 +397,7 @@ class StateChangeLog:
         self._outcome = "processed"
 
     def event_turns_out(self, outcome: str) -> None:
-        """Sets the outcome of the event in progress, if it is not processed."""
+        """Sets the outcome of the event in progress, if it is not "processed"."""
         self._outcome = outcome[:MAX_TEXT_CHARACTERS]
 
     def event_ends(self, controller_epoch: int, state: str, queue_time_ms: float, processing_time_ms: float) -> None:
@@ -448,7 +448,7 @@ class StateChangeLog:
         self._followers.pop(follower, None)
 
     def close_followers(self) -> None:
-        """Followers get the present records and end; the next controller has further records."""
+        """Followers get the current records and end. The next controller has the later records."""
         self._deliver_all()
         for follower in self._followers:
             follower.close()
@@ -492,8 +492,8 @@ class StateChangeLog:
 
     def _take_records(self) -> list[Line]:
         undelivered = self._undelivered
-        # Without a gap since the first of the followers came. What is older may have gaps and gets wrong numbers here,
-        # all below those that a follower wants.
+        # Since the first follower began, the records have no gaps. Older records may have gaps, so their numbers here
+        # are wrong, but all below the numbers that a follower wants.
         first = self._made - len(undelivered)
         records = [_record(undelivered.popleft()) for _ in range(min(SLICE, len(undelivered)))]
         if self._followers:

@@ -68,11 +68,11 @@ VALID_PREVIOUS_REPLICA_STATES: Mapping[ReplicaState, Collection[ReplicaState]] =
 
 
 class StateChangeFailed(Exception):
-    """A partition or replica could not change its state; it keeps the one that it had."""
+    """A partition or replica could not change its state, and keeps its former state."""
 
 
 OnIllegalTransition = Callable[[str], None]
-"""Gets a message for transitions that are not in a table and were not made."""
+"""Called with a message about transitions that are not in a table. They were not made."""
 
 
 def log_illegal_transition(message: str) -> None:

@@ -32,7 +32,7 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.controller_store import ControllerStore
 
-# The items of one slice, which takes a few milliseconds.
+# How many items one slice has. A slice takes a few milliseconds.
 PARTITIONS_IN_PIECE = 2 * SLICE
 TOPICS_IN_PIECE = 50
 
@@ -85,7 +85,7 @@ class TopicDeletionManager:
             await asyncio.sleep(0)
 
     async def resume_deletion_for_topics(self, topics: Iterable[str]) -> None:
-        """The obstacle to the deletion of these topics is gone. Topics that are being reassigned still wait."""
+        """Resumes deletions whose obstacle is gone. Topics that are being reassigned still wait."""
         reassigned = {topic for topic, _ in self._context.partitions_being_reassigned}
         queued = self._context.topics_to_be_deleted.intersection(topics) - reassigned
         if queued:
@@ -101,7 +101,7 @@ class TopicDeletionManager:
 
     async def complete_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
         """The brokers of these replicas have deleted them."""
-        # The response of a broker that has died since does not count: its replica is deleted once more.
+        # The response of a broker that has died since does not count: its replica is deleted again.
         deleted = [
             replica
             for replica, state in await self._left_with_states(replicas)
@@ -196,7 +196,7 @@ class TopicDeletionManager:
             unseen_partitions = [partition for topic in unseen for partition in context.partitions_for_topic(topic)]
             await self._partitions.handle_state_changes(unseen_partitions, PartitionState.OFFLINE)
             await self._partitions.handle_state_changes(unseen_partitions, PartitionState.NON_EXISTENT)
-            # Only now: until then its partitions count as offline.
+            # The deletion begins only now. Until now the partitions counted as offline.
             for piece in self._pieces(unseen):
                 context.begin_topic_deletion(piece)
                 await asyncio.sleep(0)
@@ -228,7 +228,7 @@ class TopicDeletionManager:
         results = await asyncio.gather(
             *(store.delete_topic_guarded(topic, context.epoch_zk_version) for topic in topics), return_exceptions=True
         )
-        # Only now, when no step is in progress.
+        # Errors are raised only when no deletion is in progress any longer.
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -23,7 +23,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import TopicAssignment, is_legal_topic_name
 from klamm.zookeeper.keeper_exceptions import RequestTooLarge
 
-# A topic's assignment names all of its partitions.
+# Few, because a topic's assignment names all of its partitions.
 TOPICS_PER_SLICE = 10
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ async def topic_change(parts: ControllerParts) -> None:
 
 
 def legal_topics(names: Sequence[str]) -> list[str]:
-    """The topics with legal names; a file name made of any other could lie outside the log directories."""
+    """The topics with legal names. A file name made of an illegal name could lie outside the log directories."""
     for name in names:
         if not is_legal_topic_name(name):
             _log.error("a topic's znode is left out: %r is no legal topic name", name)
@@ -132,8 +132,9 @@ async def partition_modifications(parts: ControllerParts, topic: str) -> None:
 
 
 async def _restore_topic_id(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> TopicAssignment:
-    """Restores a topic's id: with another id from the next controller it would be another topic for its brokers.
-    Returns the assignment with the id. If the znode changes meanwhile, its watch puts an event."""
+    """Restores a topic's id. Otherwise the next controller would give the topic another id, and the brokers would take
+    it for another topic. Returns the assignment with the id. If the znode changes meanwhile, its watch puts an
+    event."""
     restored = replace(assignment, topic_id=parts.context.topic_ids[topic])
     try:
         await parts.store.update_topic_assignment(topic, restored, parts.guard)

@@ -4,17 +4,17 @@ INCONSISTENT_TOPIC_ID.
 A refusal has one of two causes, and it does not tell which:
 - The topic was deleted and created again while the broker was down (KAFKA-10548). The log is worthless. Nevertheless
   the replica may be in the ISR, where the controller puts all online replicas of a new topic.
-- The topic's id was changed in ZooKeeper. The log has the topic's records, and so have the logs of the others, which
-  refuse as well. A leader that refuses still leads.
+- The topic's id was changed in ZooKeeper. The log has the topic's records, and so have the logs of the other replicas,
+  whose brokers refuse as well. A leader that refuses still leads.
 
-A broker of klamm deletes such a log, and copies the leader's, when it is told that it is not in the ISR. So the
-decision is about the ISR. When a member of it refuses, the others get LeaderAndIsr again, since what they answered
-before was not noted:
+A broker of klamm deletes such a log and copies the leader's log when a request says that it is not in the ISR. So the
+controller decides about the ISR. When a member of the ISR refuses, the other members get LeaderAndIsr again, because
+their earlier answers were not stored:
 
 | the members of the ISR that are online       | the ISR                   | the leader                                |
 |----------------------------------------------|---------------------------|-------------------------------------------|
 | one of them has the topic's id               | loses those that refuse   | the same unless it refuses, else that one |
-| all refuse                                   | unchanged, said once      | unchanged                                 |
+| all refuse                                   | unchanged, logged once    | unchanged                                 |
 | no answer yet from some, the others refuse   | unchanged                 | unchanged                                 |
 
 What must stay true:
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 async def take_up_topic_id_answers(
     parts: ControllerParts, broker_id: int, accepted: Sequence[PartitionKey], refused: Sequence[PartitionKey]
 ) -> None:
-    """A broker has answered LeaderAndIsr: the partitions whose topic ids its replicas have, and the others."""
+    """A broker has answered LeaderAndIsr: it has `accepted` the topic ids of some partitions and `refused` others."""
     context = parts.context
     if not refused and not context.topic_id_answers:
         return
@@ -81,7 +81,7 @@ def _new_refusals(
 
 
 def _to_tell(context: ControllerContext, broker_id: int, partition: PartitionKey) -> list[PartitionAndReplica]:
-    """The replicas that get LeaderAndIsr after a first refusal. Those that a reassignment removes do not."""
+    """The replicas that get LeaderAndIsr after a first refusal, without replicas that a reassignment removes."""
     state, answers = context.partition_leadership_info(partition), context.topic_id_answers[partition]
     if state is None:
         return []
@@ -107,7 +107,7 @@ def _is_refused_by_all(context: ControllerContext, partition: PartitionKey) -> b
 
 
 def _is_split(context: ControllerContext, partition: PartitionKey) -> bool:
-    """Whether members of the ISR refuse the topic's id that another one, which is online, has."""
+    """Whether members of the ISR refuse the topic's id, and another member that is online has it."""
     state, answers = context.partition_leadership_info(partition), context.topic_id_answers.get(partition)
     if state is None or not answers or context.is_partition_to_be_deleted(partition):
         return False

@@ -39,7 +39,7 @@ class LoopThread:
         """
         with self._lock:
             if self._has_ended or not self._thread.is_alive():
-                # Of a thread that has died, `close` would run it.
+                # If the thread has died, `close` runs what the loop was given.
                 coroutine.close()
                 raise LoopEnded("the loop has ended" if self._has_ended else DIED)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

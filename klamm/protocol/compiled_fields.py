@@ -1,7 +1,7 @@
 """Numbers in the bytes of records, for loops that numba compiles. Importing this module imports numba.
 
-What must stay true: compiled code does not check indexes. `number` and `field` read nothing at or behind `end`, and
-say with the position -1 that there is no number; of the others the caller checks that the bytes are there.
+What must stay true: compiled code does not check indexes. `number` and `field` read nothing at or after `end`, and
+return the position -1 if there is no number. Callers of the other functions check that the bytes are there.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def big_endian(data: Any, position: int, size_bytes: int) -> Any:
 
 @inlined
 def number(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[Any, int]:
-    """(zigzag number, position after it); the position is -1 where there is none, or was none before."""
+    """(zigzag number, position after it). The position is -1 if there is no number, or if `position` is -1 already."""
     if position < 0:
         return np.int64(0), -1
     value, shift, end = np.uint64(0), np.uint64(0), min(end, position + max_size_bytes)

@@ -1,11 +1,11 @@
-"""What consumers of a group tell each other through their coordinator: subscriptions, assignments, assignors.
+"""The data that consumers of a group exchange through their coordinator: subscriptions and assignments; assignors.
 
 What must stay true:
-- Any bytes give a value or a ValueError: other members send them. No length is trusted before it has been compared with
-  the bytes that are there.
+- Any bytes give a value or a ValueError, because any client may have sent them. No length is trusted before it has been
+  compared with the available bytes.
 - Later versions only add fields at the end, so the fields that are read here are the same in all versions.
-- A broker looks into the subscriptions of a group only when it must know them, in steps, and not into more than
-  `MAX_SUBSCRIBED_TOPICS`.
+- A broker reads the subscriptions of a group only when it needs them, in steps, and only if they have at most
+  `MAX_SUBSCRIBED_TOPICS` topics together.
 
 Versions of a subscription: 1 owned partitions (KIP-429).
 
@@ -22,8 +22,7 @@ from klamm.protocol.vocabulary import TopicPartition
 # Subscriptions are known only for groups of this protocol type.
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
 
-# The most topics in the subscriptions of a group's members together that are looked through: a third of a second, in
-# steps.
+# The most topics that are read from the subscriptions of all members of a group: a third of a second, in steps.
 MAX_SUBSCRIBED_TOPICS = 1_000_000
 TOPICS_PER_STEP = 5_000
 
@@ -38,7 +37,7 @@ def encode_subscription(topics: Sequence[str], owned: Iterable[TopicPartition] =
 
 
 def subscribed_topics(subscription: bytes) -> list[str]:
-    """The topics of a subscription: after an int16 version an array of text. Raises ValueError."""
+    """The topics of a subscription: an array of text after an int16 version. Raises ValueError."""
     try:
         version, count = struct.unpack_from(">hi", subscription)
         if version < 0 or count < 0:
@@ -53,8 +52,8 @@ def subscribed_topics(subscription: bytes) -> list[str]:
 
 
 def subscribed_among(subscriptions: Sequence[bytes], topics: Iterable[str]) -> Steps[dict[str, None]]:
-    """Those of the topics that one of the subscriptions has, in steps. Raises ValueError for a subscription in another
-    format, and for subscriptions with more than `MAX_SUBSCRIBED_TOPICS` topics together."""
+    """The topics that are in at least one of the subscriptions, in steps. Raises ValueError for a subscription in
+    another format, and for subscriptions with more than `MAX_SUBSCRIBED_TOPICS` topics together."""
     wanted: dict[bytes, str] = {}
     for topic in topics:
         wanted[topic.encode()] = topic
@@ -89,7 +88,7 @@ def subscribed_among(subscriptions: Sequence[bytes], topics: Iterable[str]) -> S
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """The partitions that a member is to own."""
+    """The encoded assignment of these partitions to a member."""
     return struct.pack(">h", _VERSION) + _partitions(partitions) + _NO_USER_DATA
 
 
@@ -145,7 +144,7 @@ def _read_text(data: bytes, position: int) -> tuple[str, int]:
 
 
 class Subscriber:
-    """A member and the topics that it wants; its order among members is Java's (`AbstractPartitionAssignor`)."""
+    """A member and the topics that it subscribes to. Members have the order of Java's `AbstractPartitionAssignor`."""
 
     __slots__ = ("group_instance_id", "member_id", "topics")
 
@@ -156,7 +155,7 @@ class Subscriber:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """Sorts static members by their instance ids, before the others by their member ids."""
+        """The sort key: static members by their instance ids, then the other members by their member ids."""
         if self.group_instance_id is None:
             return True, self.member_id
         return False, self.group_instance_id
@@ -167,7 +166,7 @@ Assignments = dict[str, list[TopicPartition]]
 
 
 def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Assignments:
-    """`RangeAssignor`: of each topic every member gets partitions in a row, the first members one more."""
+    """`RangeAssignor`: every member gets consecutive partitions of each topic; the first members may get one more."""
     ordered = sorted(members, key=lambda member: member.place)
     assigned: Assignments = {member.member_id: [] for member in members}
     for topic in sorted(partition_counts):
@@ -181,7 +180,7 @@ def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, i
 
 
 def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Assignments:
-    """`RoundRobinAssignor`: the members that want a partition's topic take turns."""
+    """`RoundRobinAssignor`: the members that subscribe to a partition's topic take turns."""
     ordered = sorted(members, key=lambda member: member.place)
     assigned: Assignments = {member.member_id: [] for member in members}
     turn = 0
@@ -197,4 +196,4 @@ def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[
 
 
 ASSIGNORS = {"range": assign_range, "roundrobin": assign_round_robin}
-"""By the names under which members agree on one."""
+"""The assignors by the names that members use to agree on one."""

@@ -1,7 +1,7 @@
-"""The error for a message that cannot be encoded: which field holds what the wire cannot carry.
+"""The error for a message that cannot be encoded: it names the field whose value does not fit the protocol.
 
-Encoders check nothing themselves: that would cost time for every message. Only when an encoder has failed is the
-message looked through for the reason.
+Encoders check nothing themselves, because that would cost time for every message. Only after an encoder has failed,
+this module searches the message for the reason.
 """
 
 import struct

@@ -10,7 +10,7 @@ from enum import IntEnum
 class ErrorCode(IntEnum):
     """Every error code of Apache Kafka (`org.apache.kafka.common.protocol.Errors`).
 
-    A broker sends those of 2.8. The later ones come from later brokers, to whom the commands talk too.
+    A broker sends the codes of Kafka 2.8. Clients may get the later codes from later brokers.
     """
 
     UNKNOWN_SERVER_ERROR = -1

@@ -21,7 +21,7 @@ _VERSIONS: dict[ApiKey, tuple[tuple[ApiVersion, int], ...]] = {
 
 
 def inter_broker_version(api_key: ApiKey, protocol: ApiVersion) -> int:
-    """The version in which a broker of this inter.broker.protocol.version sends the request to another one.
+    """The version in which a broker with this inter.broker.protocol.version sends the request to another broker.
 
     Raises KeyError for an API whose version does not depend on it.
     """

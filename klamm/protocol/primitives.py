@@ -9,7 +9,7 @@ from uuid import UUID
 
 Buffer = bytes | bytearray | memoryview
 
-# As in Kafka, also for strings whose length field could be larger, so that every version can encode every string.
+# As in Kafka, the limit also holds for compact strings, so that every version can encode every string.
 MAX_STRING_BYTES = 2**15 - 1
 
 # The most tagged fields of one struct, unknown ones included; Kafka defines at most four. They are read in one step.

@@ -11,11 +11,10 @@ A message is written as Kafka's documentation would list it:
         allow_auto_topic_creation: Bool = field("4+", default=True)
 
 What must stay true:
-- The versions, the flexible versions (KIP-482) and the size of an API stand in the first line of its request and
-  nowhere else.
-- A field has a default only where leaving it out means something. mypy refuses a message without one of the others, and
-  so does the constructor, for callers that know the class only at run time. That costs nothing: it is Python's own
-  check of arguments. A decoder does not use the constructor.
+- The versions, the flexible versions (KIP-482) and the size of an API are only in the first line of its request.
+- A field has a default only if leaving it out has a meaning. mypy refuses a message that lacks a field without a
+  default. So does the constructor, for callers that know the class only at run time; this costs nothing, because
+  Python checks arguments anyway. A decoder does not use the constructor.
 - A field that a version lacks reads as its default in that version. A default list is a new list each time.
 - A `Kept` struct does not change once it is in a message.
 - Creating a class only stores its annotations: a broker imports hundreds of classes when it starts. `fields_of`
@@ -42,9 +41,9 @@ Bool: TypeAlias = bool
 String: TypeAlias = str
 Bytes: TypeAlias = bytes
 Records: TypeAlias = bytes | bytearray | memoryview
-"""Bytes that are a part of the frame's memory. Many of them are sent without a copy."""
+"""Bytes that are a part of the frame's memory. Large ones are sent without a copy."""
 Uuid: TypeAlias = UUID | None
-"""None is the UUID of zeros."""
+"""A UUID. None is the UUID of zeros."""
 BitField: TypeAlias = set[int] | None
 """The numbers of the bits that are set in an int32; None is the lowest int32, which means "not asked for"."""
 
@@ -159,17 +158,18 @@ def field(
 
     A type with `| None` may be null in all versions unless `nullable` names some. `tagged` names the versions in which
     a field with a tag is a tagged field; the default is all versions that have the field. A tagged struct that is None
-    is left out. `flat` names the versions in which an array of groups, each a name and a list of structs, is on the
-    wire an array of these structs, each behind the name of its group.
+    is left out. `flat` is for an array of groups, each a name and a list of structs. In the named versions, the wire
+    has an array of these structs instead, each after the name of its group.
     """
     return _Given(versions, default, nullable, tag, tagged, flat)
 
 
 class _StructType(type):
-    """Makes slots of a struct's annotations, and keeps the values that are assigned to them.
+    """Makes slots from a struct's annotations, and keeps the values that are assigned to them.
 
-    The constructor of a struct with `kw_only=False` also takes fields by their place, which costs half: for structs
-    that are made by the thousand. In the versions `untagged` of a flexible message, a struct has no tagged fields.
+    The constructor of a struct with `kw_only=False` also takes fields by position, which costs half. This is for
+    structs that are made by the thousand. In the versions `untagged`, a struct of a flexible message has no tagged
+    fields.
     """
 
     def __new__(
@@ -250,7 +250,7 @@ class Answered(Generic[Answer_co]):
 
 
 class Request(Struct, Answered[Answer_co]):
-    """The body of a request. The copies of a `Kept` one share the encoding of the fields behind `kept_behind`."""
+    """The body of a request. Copies of a `Kept` request share the encoding of the fields after `kept_behind`."""
 
     kept_behind: ClassVar[str]
 

@@ -21,7 +21,7 @@ class TopicPartition(NamedTuple):
 
 PartitionKey: TypeAlias = tuple[str, int]
 """A partition as a plain tuple of topic and number: the key of the tables in a broker and its controller, which make
-millions of them. A `TopicPartition` is one too, equal to the tuple, but takes eight times as long to make."""
+millions of keys. A `TopicPartition` is equal to the tuple, but takes eight times as long to make."""
 
 # Timestamps of ListOffsets that ask for an end of the log (`ListOffsetsRequest`).
 LATEST_TIMESTAMP: Final = -1
@@ -37,24 +37,24 @@ ACKS_NONE: Final = 0
 ACKS_LEADER: Final = 1
 
 NO_EPOCH: Final = -1
-"""An epoch of a leader, a broker or a feature that is unknown or not asked for."""
+"""In place of the epoch of a leader, a broker or a feature: unknown or not requested."""
 
 NO_LEADER: Final = -1
-"""In place of the broker id of a leader (`LeaderAndIsr.NoLeader`)."""
+"""In place of the broker id of a leader: the partition has no leader (`LeaderAndIsr.NoLeader`)."""
 
-# In place of the broker id of a follower (`ListOffsetsRequest`).
+# In place of the broker id of a follower: the request comes from a consumer (`ListOffsetsRequest`).
 CONSUMER_REPLICA_ID: Final = -1
 DEBUGGING_REPLICA_ID: Final = -2
-"""A client that asks for the end of the leader's log, not the high watermark."""
+"""The same, for a client that asks for the leader's log end offset instead of the high watermark."""
 
 INVALID_PREFERRED_REPLICA_ID: Final = -1
-"""In place of the broker id of the follower that a consumer should read from: it stays where it is (`FetchResponse`).
-"""
+"""In place of the broker id of the follower that a consumer should read from: the consumer stays with the broker that
+it reads from (`FetchResponse`)."""
 
 UNKNOWN_OFFSET: Final = -1
-"""In place of an offset: there is none, or it is not known (`ListOffsetsResponse`)."""
+"""In place of an offset: no offset, or an unknown one (`ListOffsetsResponse`)."""
 
-# The counts of a new topic that the broker chooses, or that an assignment gives (`CreateTopicsRequest`).
+# In place of a new topic's counts: the broker chooses them, or an assignment gives them (`CreateTopicsRequest`).
 NO_NUM_PARTITIONS: Final = -1
 NO_REPLICATION_FACTOR: Final = -1
 
@@ -130,5 +130,5 @@ class ResourceType(IntEnum):
 
 
 def encode_topic_id(topic_id: UUID) -> str:
-    """As Kafka writes it: URL-safe base64 without padding."""
+    """The text of a topic id, as in Kafka: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(topic_id.bytes).decode()[:22]

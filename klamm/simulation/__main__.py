@@ -54,7 +54,8 @@ class _SimulatedLog(logging.Handler):
 
 
 class Outcome(NamedTuple):
-    """The result of a run, with its text. A run that fails has a signature, and a schedule if it came so far."""
+    """The result of a run, with its text. A failed run has a signature, and a schedule if it got as far as its
+    faults."""
 
     seed: int
     text: str
@@ -69,8 +70,8 @@ class Outcome(NamedTuple):
 
 
 def run_seed(arguments: argparse.Namespace, seed: int, schedule: Schedule | None = None) -> Outcome:
-    """Runs one seed, or this schedule of its own."""
-    # What the run before has left ends before this one begins.
+    """Runs the schedule that the seed draws, or the given one."""
+    # The objects of the previous run are finalized before this run begins.
     gc.collect()
     world = World(seed)
     root = logging.getLogger()

@@ -1,7 +1,7 @@
 """Topics as Arrow batches and Spark DataFrames, without a connector jar.
 
-Where klamm is installed beside PySpark, `spark.read.format("klamm")` works by itself: PySpark finds the package
-`pyspark_klamm`. Spark looks once per session; if klamm was not installed then, call `klamm.spark.register(spark)`.
+If klamm is installed beside PySpark, `spark.read.format("klamm")` works by itself: PySpark finds the package
+`pyspark_klamm`. Spark searches once per session. If klamm was installed later, call `klamm.spark.register(spark)`.
 """
 
 from typing import TYPE_CHECKING
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Makes the format `klamm` known to a session, also one of Spark Connect.
+    """Makes the format `klamm` known to a session, also to a session of Spark Connect.
 
-    Raises ImportError for PySpark 3, and where Spark starts workers on this machine with a Python that has no klamm.
+    Raises ImportError for PySpark 3, and if Spark starts workers on this machine with a Python that lacks klamm.
     """
     import klamm.spark.pyspark_versions  # noqa: F401  # first, because its error says which PySpark klamm needs
     from klamm.spark.source import KlammDataSource

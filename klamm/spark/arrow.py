@@ -23,7 +23,7 @@ With DuckDB, which takes one record batch after another, so that a topic may be 
     records = arrow.read("127.0.0.1:9092", subscribe="orders", starting_offsets={"orders": {"0": 1, "1": -2}})
     print(duckdb.sql("select partition, count(*) from records group by partition order by partition").fetchall())
 
-The Spark data source is built on the same reader, so options and columns mean the same here and there.
+The Spark data source uses the same reader, so options and columns mean the same in both.
 """
 
 import json
@@ -55,20 +55,20 @@ def read(
     include_headers: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> pa.RecordBatchReader:
-    """The records of topics, partition after partition, from where reading begins to where it ends at this moment.
+    """The records of topics, partition after partition, from the starting to the ending offsets.
 
-    - `subscribe` (topics), `subscribe_pattern` or `assign` (`{"orders": [0, 1]}`): exactly one of them.
+    - `subscribe` (topics), `subscribe_pattern` or `assign` (`{"orders": [0, 1]}`): give exactly one of them.
     - `starting_offsets` (default "earliest"), `ending_offsets` (default "latest"): or `{"orders": {"0": 23}}` with an
       offset for each partition; -2 is the earliest, -1 the latest.
-    - `columns`: those of `klamm.spark.schema`, in any order; by default those of Spark's connector, `headers` only with
-      `include_headers`.
+    - `columns`: columns of `klamm.spark.schema`, in any order; by default the columns of Spark's connector, with
+      `headers` only if `include_headers` is set.
     - `schema`: the columns with their types, instead of `columns`. With an option such as `value.format` the column is
       a struct of the fields to decode, and `_corrupt_record` (binary) may be a column.
     - `options`: the other options of the data source, by their names there.
 
-    The offsets to read are planned at once; records are fetched while the reader is read. Raises ValueError for wrong
-    arguments (naming what is allowed), KafkaError and ClientError when the cluster does not answer; the reader raises
-    what `read_range` raises.
+    This call resolves the offsets. Records are fetched while the reader is read. Raises ValueError for wrong arguments
+    (naming what is allowed), KafkaError and ClientError when the cluster does not answer. The reader raises the errors
+    of `read_range`.
     """
     given: dict[str, object | None] = {
         "kafka.bootstrap.servers": bootstrap_servers,

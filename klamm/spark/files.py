@@ -3,14 +3,14 @@
 A path is relative to that place, with slashes. Both kinds are sent to executors as they are.
 
 What must stay true:
-- A file is there as a whole or not at all, and is never changed.
-- Of several programs that `create` the same path one succeeds, and it knows that it did, also when the answer of the
-  store was lost: the content names its writer, so what is there tells whose it is.
-- Several attempts to write the records of a range do not disturb each other. In a directory the first one gives the
-  file its name; in an object store each attempt has a name of its own, so a repeated request has no other effect.
-- In a directory one program at a time adds files, because it holds the lock. An object store has no lock: there
-  programs add at the same time, and `create` decides.
-- Keys and passwords are in no repr and in no error.
+- A file exists as a whole or not at all, and is never changed.
+- If several programs `create` the same path, one succeeds. It knows this even if the answer of the store was lost: the
+  content names its writer, so the existing content shows which program has written it.
+- Several attempts to write the records of a range do not disturb each other. In a directory the first attempt gives the
+  file its name. In an object store each attempt has its own name, so a repeated request does no harm.
+- In a directory one program at a time adds files, because it holds the lock. An object store has no lock: programs add
+  at the same time, and `create` decides.
+- No repr and no error contains keys or passwords.
 """
 
 import io
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SCHEMES: Final = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
-# An upload in parts holds this many bytes of a part in memory, for each part that is on its way.
+# The size of a part of an upload. Each part that is being sent is in memory.
 PART_BYTES: Final = 16 * 1024 * 1024
 PARTS_AT_ONCE: Final = 2
 _SUFFIX = ".parquet"
 _TEMPORARY = ".tmp"
 _LOCK = "lock"
-# An object in every place of a store that files were added to.
+# The name of an object in every place of a store to which files were added.
 _PROBE = "probe"
-# How often a path is asked for of which a store says that another request is at work on it.
+# Attempts for a path on which the store reports a concurrent request.
 _ATTEMPTS = 10
 _READ_ATTEMPTS = 3
-# obstore takes them apart from those of the store.
+# obstore takes these options separately from the options of the store.
 _CLIENT_OPTIONS: Final = (
     "allow_http",
     "allow_invalid_certificates",
@@ -89,14 +89,14 @@ class Files(ABC):
 
     @abstractmethod
     def adding(self, *directories: str) -> AbstractContextManager[None]:
-        """Within it this program may add files, below these directories, which are made if need be.
+        """In this context the program may add files below these directories, which are created if missing.
 
         Raises FilesError when another program has the lock, and when the store does not refuse to replace an object.
         """
 
     @abstractmethod
     def paths(self, directory: str, after: str = "") -> list[str]:
-        """The paths of all files below a directory, sorted; only those behind `after`, if it is given."""
+        """The paths of all files below a directory, sorted; with `after` only later paths."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
@@ -104,14 +104,15 @@ class Files(ABC):
 
     @abstractmethod
     def create(self, path: str, content: bytes) -> bool:
-        """Makes a durable file in a directory that `adding` was given, and returns whether this call made it.
+        """Creates a durable file in a directory that was given to `adding`, and returns whether this call created it.
 
-        A file that is there stays as it is. No other program makes a file of the same content.
+        An existing file stays unchanged. No other program may create a file with the same content.
         """
 
     @abstractmethod
     def write(self, stem: str, fill: Callable[[Any], bool]) -> None:
-        """Makes a durable Parquet file for `stem`, which `fill` writes to a binary file; no file if it returns False.
+        """Creates a durable Parquet file for `stem`, which `fill` writes to a binary file; no file if `fill` returns
+        False.
 
         The content is never in memory as a whole.
         """
@@ -122,18 +123,18 @@ class Files(ABC):
 
     @abstractmethod
     def open(self, path: str) -> Any:
-        """What pyarrow.parquet.ParquetFile can read."""
+        """A source that pyarrow.parquet.ParquetFile can read."""
 
     @abstractmethod
     def status(self, path: str) -> FileStatus: ...
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file, if it exists."""
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """What other libraries need to reach the store."""
+        """The options with which other libraries reach the store."""
         return None
 
     def reason(self, error: BaseException) -> str:
@@ -148,8 +149,8 @@ class Files(ABC):
 def files_at(place: "str | os.PathLike[str]", storage_options: Mapping[str, str] | None = None) -> Files:
     """The files of a directory, or of a URL such as s3://bucket/prefix.
 
-    `storage_options` are obstore's, of its stores and of its HTTP client: endpoint, region, aws_access_key_id,
-    allow_http and so on. What they do not say the environment says. Raises FilesError.
+    `storage_options` are obstore's options of stores and of the HTTP client: endpoint, region, aws_access_key_id,
+    allow_http and so on. Missing options are taken from environment variables. Raises FilesError.
     """
     place = os.fspath(place)
     scheme, separator, _ = place.partition("://")
@@ -168,11 +169,11 @@ def files_at(place: "str | os.PathLike[str]", storage_options: Mapping[str, str]
 
 
 def _check_url(url: str) -> None:
-    """Refuses what obstore, deltalake and pyiceberg understand differently: they would not mean the same objects."""
+    """Refuses URLs that obstore, deltalake and pyiceberg interpret differently."""
     host, *segments = url.partition("://")[2].split("/")
     user, has_user, _ = host.rpartition("@")
     if has_user and ":" in user:
-        # The URL is shown in errors, and Iceberg's tables have it.
+        # The URL is shown in errors, and stored in Iceberg's tables.
         raise FilesError("the URL of an object store has no password in it; give it as a storage option")
     for refused in "?#%":
         if refused in url:
@@ -237,7 +238,7 @@ class LocalFiles(Files):
         self._write(path, fill)
 
     def _write(self, path: str, fill: Callable[[Any], bool]) -> bool:
-        # No two attempts write to the same file, not even on two machines.
+        # The random name ensures that no two attempts write to the same file, not even on two machines.
         temporary = f"{path}.{SystemEnvironment().random_uuid().hex}{_TEMPORARY}"
         with pa.OSFile(temporary, "wb") as sink:
             is_wanted = fill(sink)
@@ -303,7 +304,7 @@ class ObjectFiles(Files):
         return text
 
     def check(self) -> None:
-        """Raises FilesError when the package is not there, or does not understand the URL or an option."""
+        """Raises FilesError when obstore is not installed, or does not accept the URL or an option."""
         try:
             import obstore  # noqa: F401
         except ImportError as error:
@@ -359,13 +360,13 @@ class ObjectFiles(Files):
             except AlreadyExistsError as error:
                 failure = error
             except BaseError as error:
-                # Perhaps only the answer was lost.
+                # The object may exist: perhaps only the answer was lost.
                 failure = error
             with suppress(FileNotFoundError):
                 return self.read(path) == content
             if not isinstance(failure, AlreadyExistsError):
                 break
-            # S3 also says so while another request for this path is not decided (409 ConditionalRequestConflict).
+            # S3 also reports this while another request for the path is undecided (409 ConditionalRequestConflict).
         with self._told(path):
             assert failure is not None
             raise failure
@@ -377,7 +378,7 @@ class ObjectFiles(Files):
         path = f"{stem}/{SystemEnvironment().random_uuid().hex}{_SUFFIX}"
         with self._told(path):
             try:
-                # An exception within it makes the store forget the parts.
+                # An exception in this context makes the store discard the parts.
                 with obstore.open_writer(
                     self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
                 ) as writer:
@@ -386,8 +387,8 @@ class ObjectFiles(Files):
             except _NotWantedError:
                 pass
             except (BaseError, OSError):
-                # When the answer to the last request was lost its repetition fails, because the upload has ended. An
-                # object is there as a whole, and no other attempt uses its name.
+                # If the answer to the last request was lost, the retry fails, because the upload has ended. If the
+                # object exists, it is complete and of this attempt, because no other attempt uses its name.
                 if path not in self.paths(stem):
                     raise
 
@@ -424,7 +425,7 @@ class ObjectFiles(Files):
         obstore.put(self._store, path, content, mode="create")
 
     def _asked(self, path: str, ask: Callable[[], T]) -> T:
-        """The answer to a request that changes nothing. obstore does not repeat one whose answer was cut off."""
+        """The answer to a read-only request. obstore does not retry a request whose answer was cut off."""
         from obstore.exceptions import GenericError
 
         with self._told(path):
@@ -435,7 +436,7 @@ class ObjectFiles(Files):
 
     @contextmanager
     def _told(self, path: str) -> Iterator[None]:
-        """Errors of obstore as one line each, without secrets. FileNotFoundError stays one."""
+        """Converts errors of obstore to FilesError with one line, without secrets. Keeps FileNotFoundError."""
         from obstore.exceptions import BaseError
 
         try:
@@ -446,7 +447,7 @@ class ObjectFiles(Files):
             raise FilesError(f"{self.address(path)}: {self._line(error)}") from None
 
     def _line(self, error: Exception) -> str:
-        """Behind the first line is how obstore sees it inside."""
+        """The first line of the error. The others are internals of obstore."""
         return self.reason(error).partition("\n")[0]
 
 
@@ -456,17 +457,17 @@ class _NotWantedError(Exception):
 
 @cache
 def _store(url: str, options: tuple[tuple[str, str], ...]) -> "ObjectStore":
-    """A process keeps a store's connections from one task to the next."""
+    """The store, cached so that a process reuses its connections in the next task."""
     from obstore.store import from_url
 
     client = {name: value for name, value in options if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in options if name not in _CLIENT_OPTIONS}
-    # Their types list the names of all options.
+    # obstore's types list the names of all options.
     return from_url(url, config=config or None, client_options=client or None)  # type: ignore[arg-type]
 
 
 class _Sink(io.RawIOBase):
-    """The writer of obstore, as pyarrow wants a binary file."""
+    """The writer of obstore, as a binary file for pyarrow."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -479,7 +480,7 @@ class _Sink(io.RawIOBase):
 
 
 class _Source(io.RawIOBase):
-    """A finished object, as pyarrow wants a binary file; each read is a request."""
+    """A finished object as a binary file for pyarrow. Each read is a request."""
 
     def __init__(self, files: ObjectFiles, path: str, size_bytes: int) -> None:
         self._files, self._path, self._size, self._position = files, path, size_bytes, 0

@@ -4,14 +4,14 @@
     spark.streams.addListener(listener)
 
 Spark's connector puts `minOffsetsBehindLatest`, `maxOffsetsBehindLatest` and `avgOffsetsBehindLatest` into
-`sources[].metrics` of a query's progress. PySpark has no such place for a Python source, but the progress has the
-offsets at the end of the micro-batch and the latest ones, from which this module computes the same numbers. They are of
-the moment when the micro-batch was planned, as there.
+`sources[].metrics` of a query's progress. PySpark does not let a Python source do this. But the progress has the
+offsets at the end of the micro-batch and the latest offsets, and this module computes the same numbers from them. As in
+Spark's connector, the numbers are from the moment when the micro-batch was planned.
 
 What must stay true:
-- The listener changes nothing: a progress that it does not understand is not one of klamm's, and is left alone.
-- Its memory is bounded: the partitions of the last progress of each running query, and so many rows of history.
-- Nothing heavy is imported: a driver has this module as long as its queries run.
+- The listener changes nothing, and ignores a progress that it does not understand, which is not one of klamm's.
+- Its memory is bounded: the partitions of the last progress of each running query, and `history_rows` rows of history.
+- Nothing heavy is imported: a driver keeps this module as long as its queries run.
 """
 
 import json
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # How many rows of history are kept, unless the caller says otherwise.
 HISTORY_ROWS = 1000
-# How the description of a Python source begins; PySpark lets no source choose its own.
+# The beginning of the description of a Python source. PySpark does not let a source choose its description.
 PYTHON_SOURCE = "org.apache.spark.sql.execution.datasources.v2.python."
 
 
@@ -43,8 +43,8 @@ PYTHON_SOURCE = "org.apache.spark.sql.execution.datasources.v2.python."
 class Lag:
     """How far one source of a query was behind when a micro-batch was planned.
 
-    `name` is the query's name, or its id if it has none; `source` counts its sources from 0. `offsets_behind_latest`
-    has the offsets of each partition that come after the end of the micro-batch.
+    `name` is the query's name, or its id if it has no name. `source` numbers the query's sources from 0.
+    `offsets_behind_latest` is the number of offsets of each partition after the end of the micro-batch.
     """
 
     run_id: str
@@ -72,7 +72,7 @@ class Lag:
 
     @property
     def metrics(self) -> dict[str, str]:
-        """What Spark's own connector puts into `sources[].metrics`."""
+        """The metrics that Spark's own connector puts into `sources[].metrics`."""
         return {
             "minOffsetsBehindLatest": str(self.minimum),
             "maxOffsetsBehindLatest": str(self.maximum),
@@ -80,7 +80,7 @@ class Lag:
         }
 
     def row(self) -> dict[str, Any]:
-        """The numbers without those of each partition, for a table or a plot."""
+        """The numbers of the whole source, for a table or a plot."""
         return {
             "timestamp": self.timestamp,
             "name": self.name,
@@ -94,10 +94,10 @@ class Lag:
 
 
 def lags(progress: Mapping[str, Any]) -> list[Lag]:
-    """The lag of each of klamm's sources in a progress, which is what `StreamingQuery.lastProgress` returns.
+    """The lag of each of klamm's sources in a progress, as `StreamingQuery.lastProgress` returns it.
 
-    A source is left out while Spark does not know its latest offsets: in the first micro-batch after a restart that
-    repeats one.
+    A source is left out while Spark does not know its latest offsets: when the first micro-batch after a restart
+    repeats an earlier one.
     """
     found = []
     for number, source in enumerate(progress["sources"]):
@@ -109,7 +109,8 @@ def lags(progress: Mapping[str, Any]) -> list[Lag]:
 
 
 def _offsets_behind_latest(source: Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """The lag of each partition that exists now. One that the position lacks is new, and is read from its start."""
+    """The lag of each partition that exists now. A partition that the position lacks is new, and is read from its
+    start."""
     if not source["description"].startswith(PYTHON_SOURCE):
         return {}
     latest, end = _offsets(source["latestOffset"]), _offsets(source["endOffset"])
@@ -117,7 +118,7 @@ def _offsets_behind_latest(source: Mapping[str, Any]) -> dict[TopicPartition, in
 
 
 def _offsets(text: str | None) -> dict[TopicPartition, int]:
-    """The offsets of a position (`read.planning.Position`) as JSON; nothing if the text is not one."""
+    """The offsets of a position (`read.planning.Position`) in JSON; empty if the text is not a position."""
     try:
         found = json.loads(text or "null")
         return {
@@ -134,7 +135,7 @@ def _offsets(text: str | None) -> dict[TopicPartition, int]:
 class LagListener(StreamingQueryListener):
     """Computes the lag of every query of a session that reads klamm's format.
 
-    - `on_lag` is called with each Lag, in the thread of Spark's listeners; an error that it raises is logged.
+    - `on_lag` is called with each Lag, in the thread of Spark's listeners. Its errors are logged.
     - `history_rows` bounds `history`.
 
     `lag_gauges.LagGauges` shows `latest` to Prometheus.
@@ -142,13 +143,13 @@ class LagListener(StreamingQueryListener):
 
     def __init__(self, on_lag: Callable[[Lag], object] | None = None, *, history_rows: int = HISTORY_ROWS) -> None:
         self._on_lag = on_lag
-        # By the run of a query and the number of the source in it.
+        # By the id of a query's run, and the number of the source in the query.
         self._latest: dict[tuple[str, int], Lag] = {}
         self._history: deque[dict[str, Any]] = deque(maxlen=history_rows)
 
     @property
     def latest(self) -> list[Lag]:
-        """The last known lag of each source of the queries that run."""
+        """The last known lag of each source of the running queries."""
         return list(self._latest.values())
 
     @property

@@ -3,7 +3,7 @@
     prometheus_client.REGISTRY.register(LagGauges(listener))
     prometheus_client.start_http_server(9400, "127.0.0.1")
 
-What must stay true: the gauges are read when they are scraped, and show only queries that run.
+What must stay true: the gauges are read when they are scraped, and show only running queries.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _SOURCE = ("query", "source")
 
 
 class LagGauges(Collector):
-    """What a listener has last heard, by query, source, topic and partition."""
+    """The latest lags of a listener, by query, source, topic and partition."""
 
     def __init__(self, listener: LagListener) -> None:
         self._listener = listener

@@ -1,6 +1,6 @@
 """Commits the offsets of a streaming query to a consumer group, so that Kafka's tools show the query's progress.
 
-The commit is that of a consumer without membership, which assigns its partitions itself.
+The commit is like that of a consumer that is not a member of the group and assigns its partitions itself.
 
 What must stay true: only Spark's checkpoint decides where a query continues. This module never reads the group's
 offsets. An unreachable coordinator does not stop a query; a coordinator that refuses the commit does.

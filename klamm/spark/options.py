@@ -4,8 +4,8 @@ Names are case-insensitive. An option that does not exist, a value that is not a
 other raise an `OptionError`, whose message names the option and the allowed values. No value is guessed, and no option
 is silently ignored, except options of the other direction (a reader's in a writer), so that one set serves both.
 
-`kafka.*` passes configuration of Kafka's clients through. A key is used, or known without an effect here (a group
-member's heartbeat, for example), or refused because the data source sets it itself or klamm lacks it.
+`kafka.*` passes configuration of Kafka's clients through. Some keys are used. Some are known but have no effect here (a
+group member's heartbeat, for example). Others are refused, because the data source sets them or klamm lacks them.
 
 What must stay true: options are immutable, picklable and comparable; they are made on the driver and used by workers.
 
@@ -49,7 +49,8 @@ from klamm.spark.tables import (
 )
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
-# The brokers' default of transaction.max.timeout.ms: a prepared transaction waits for a restart of the driver.
+# The brokers' default of transaction.max.timeout.ms, because a prepared transaction may wait for a restart of the
+# driver.
 DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60_000
 
 NO_COLUMNS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
@@ -72,7 +73,7 @@ class Topics:
 
 
 class Bound(Enum):
-    """How a `Limit` defines where reading begins or ends."""
+    """The meaning of the values of a `Limit`."""
 
     OFFSETS = "offsets"
     """An offset, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP; for each partition, or for all."""
@@ -126,8 +127,8 @@ class ReadOptions:
 class WriteOptions:
     """The options of a writer. If `topic` is None, each row names its topic in its column `topic`.
 
-    `typed` has the formats of keys and values; without one, they are written as they are. `checkpoint` is where a write
-    with a transactional id keeps its state. The id is only the beginning of those of the tasks.
+    `typed` has the formats of keys and values; without a format, they are written as they are. `checkpoint` is where a
+    write with a transactional id keeps its state. The ids of tasks begin with this transactional id.
     """
 
     topic: str | None
@@ -211,7 +212,7 @@ _DURATION_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_0
 def read_options(
     options: Mapping[str, str], *, streaming: bool, columns: Mapping[str, Mapping[str, Any]] = NO_COLUMNS
 ) -> ReadOptions:
-    """The options of a reader, of which a table's are in the metadata of its `columns`. Raises OptionError."""
+    """The options of a reader. The options of a table are in the metadata of its `columns`. Raises OptionError."""
     given = _Given(with_options_of_table(options, columns))
     given.require_servers(
         "a table has its options only if it was made without columns, by CREATE TABLE name USING klamm OPTIONS (...)"
@@ -299,12 +300,12 @@ def includes_headers(options: Mapping[str, str]) -> bool:
 
 
 def typed_rows(options: Mapping[str, str]) -> TypedRows | None:
-    """The formats of a reader's keys and values, None where both are binary. Raises OptionError."""
+    """The formats of a reader's keys and values; None if both are binary. Raises OptionError."""
     return _typed_rows(_Given(options))
 
 
 def table_metadata(options: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata of a column of the table that is created with these options, if one is. Raises OptionError."""
+    """The metadata of columns for a table that may be created with these options. Raises OptionError."""
     if not is_of_table(options):
         return {}
     own = options_of_user(options)
@@ -318,12 +319,12 @@ def table_metadata(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def chosen_topics(options: Mapping[str, str]) -> Topics:
-    """What a reader's options choose. Raises OptionError."""
+    """The topics or partitions that a reader's options choose. Raises OptionError."""
     return _topics(_Given(options))
 
 
 def named_topics(topics: Topics) -> tuple[str, ...]:
-    """The topics that are named; a pattern names none."""
+    """The names of the topics; empty for a pattern."""
     return tuple(sorted({*topics.subscribe, *(partition.topic for partition in topics.assign)}))
 
 
@@ -341,7 +342,7 @@ class _Given:
             _check_name(name)
 
     def require_servers(self, of_tables: str) -> None:
-        """`of_tables` says why a statement about a table may lack them."""
+        """Raises OptionError without the servers. `of_tables` says why a statement about a table may lack them."""
         if SERVERS not in self._values:
             hint = "" if self._values.keys() - {"checkpointlocation"} else f"; {of_tables}"
             raise OptionError(f"option {SERVERS} is missing; allowed: host:port,host:port,...{hint}")
@@ -366,7 +367,7 @@ class _Given:
         return None if text is None else _integer(f"option {name}", text, low, high)
 
     def numbers(self, **fields: tuple[str, int]) -> dict[str, Any]:
-        """The given options of `field=(option, lowest value)`; the fields keep the defaults of the others."""
+        """The given options among `field=(option, lowest value)`. Fields of other options keep their defaults."""
         found = ((field, self.number(*option)) for field, option in fields.items())
         return {field: number for field, number in found if number is not None}
 
@@ -506,7 +507,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _limit(given: _Given, side: str, default: int) -> Limit:
-    """The first given option of the three that set where reading begins (or ends)."""
+    """The first given option of the three that set the start (or the end) of reading."""
     name = f"{side}Timestamp"
     text = given.text(name)
     if text is not None:
@@ -572,7 +573,7 @@ def _forbid(limit: Limit, value: int, why: str) -> None:
 
 
 def _check_order(starting: Limit, ending: Limit) -> None:
-    """Limits for each partition must name the same ones, and none may end before it begins."""
+    """Limits for each partition must name the same partitions, and no partition may end before it begins."""
     if starting.each is None or ending.each is None or starting.bound is not ending.bound:
         return
     first, last = dict(starting.each), dict(ending.each)

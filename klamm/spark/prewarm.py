@@ -1,7 +1,8 @@
 """Compiles the loops that readers and writers run, before the first query needs them.
 
 What must stay true:
-- After `prewarm`, no reader or writer of data frames compiles anything: it imports every module that does.
+- After `prewarm`, no reader or writer of data frames compiles anything: `prewarm` imports every module with compiled
+  loops.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What PySpark 4.0, 4.1, 4.2 and 4.3 do differently, so that the data source is written once, for the newest.
+"""Hides the differences between PySpark 4.0, 4.1, 4.2 and 4.3: the data source is written once, for the newest version.
 
 - Readers of streams (4.2): `latestOffset` gets the begin of the micro-batch and a limit, and the trigger availableNow
   is announced. `stream_reader` adapts a reader to older versions.
@@ -8,7 +8,7 @@ Spark 4.0 is what Amazon EMR 8.0 has (docs/spark-emr.md): the adapters serve its
 
 What must stay true:
 - A version that cannot do what an option asks for refuses the option; no option is silently ignored.
-- A feature is looked for, not a version number: vendors backport.
+- The code looks for a feature and not for a version number, because vendors backport features.
 - Importing this module imports neither pyarrow nor numba. With a PySpark that klamm cannot use it raises ImportError.
 """
 
@@ -95,7 +95,7 @@ ROWS_PER_BATCH = 10_000
 
 
 def arrow_schema(schema: StructType) -> "pa.Schema":
-    """The Arrow schema that PySpark expects of the rows of a reader."""
+    """The Arrow schema that PySpark expects for the rows of a reader."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     # Before 4.2 timestamps are always in UTC.
@@ -105,11 +105,11 @@ def arrow_schema(schema: StructType) -> "pa.Schema":
 
 
 def stream_reader(reader: DataSourceStreamReader, options: ReadOptions) -> DataSourceStreamReader:
-    """The reader as this PySpark can use it. Raises OptionError for an option that it cannot have."""
+    """Adapts the reader to this PySpark. Raises OptionError for an option that this PySpark does not allow."""
     if HAS_READ_LIMITS:
         return reader
     if options.max_offsets_per_trigger is not None:
-        # The trigger availableNow would end after the first batch, and nothing tells a reader which trigger it is.
+        # The trigger availableNow would end after the first batch, and a reader cannot find out which trigger is used.
         raise OptionError(
             "option maxOffsetsPerTrigger needs PySpark 4.2 or newer, because older ones cannot limit a micro-batch;"
             f" this is PySpark {pyspark.__version__}"
@@ -118,15 +118,15 @@ def stream_reader(reader: DataSourceStreamReader, options: ReadOptions) -> DataS
 
 
 def stream_writer(writer: DataSourceStreamArrowWriter, schema: StructType) -> DataSourceStreamWriter:
-    """The writer as this PySpark can use it."""
+    """Adapts the writer to this PySpark."""
     return writer if HAS_STREAM_ARROW_WRITERS else _RowWriter(writer, schema)
 
 
 class _ReaderThatRemembers(DataSourceStreamReader):
     """Remembers where the next micro-batch begins, because PySpark 4.0 and 4.1 do not tell `latestOffset`.
 
-    A new query begins with `latestOffset`, a restarted one with `partitions` of the last end that Spark has written
-    down. Every end that `latestOffset` returns is the begin of the next batch.
+    A new query begins with `latestOffset`. A restarted query begins with `partitions`, with the last end in Spark's
+    checkpoint. Every end that `latestOffset` returns is the begin of the next batch.
     """
 
     def __init__(self, reader: DataSourceStreamReader) -> None:
@@ -135,7 +135,7 @@ class _ReaderThatRemembers(DataSourceStreamReader):
         self._start: dict[str, Any] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark asks after `latestOffset`: a later answer would lose the records between.
+        # Spark calls this after `latestOffset`. A new answer would lose the records in between.
         if self._initial is None:
             self._initial = self._reader.initialOffset()
         return self._initial
@@ -158,7 +158,7 @@ class _ReaderThatRemembers(DataSourceStreamReader):
 
 
 class _RowWriter(DataSourceStreamWriter):
-    """Makes Arrow record batches of the rows that PySpark 4.0 gives to a stream's writer."""
+    """Makes Arrow record batches from the rows that PySpark 4.0 gives to a stream's writer."""
 
     def __init__(self, writer: DataSourceStreamArrowWriter, schema: StructType) -> None:
         self._writer = writer

@@ -1,8 +1,8 @@
-"""Errors as a user's program shows them: the sentence that matters, without a page of Python's traceback above it.
+"""Makes errors readable in a user's program: only the sentence, without a page of Python's traceback above it.
 
 Spark's Python processes send an error to the JVM as text, with the traceback first, unless `SPARK_HIDE_TRACEBACK` is
-set. PySpark reads that when a process fails, and a process that has failed ends. So this module sets it for the errors
-that klamm defines, whose messages are for users. All other errors keep their traceback.
+set. PySpark reads this variable when a process fails, and the process then ends. So this module sets the variable for
+klamm's own errors, whose messages are for users. All other errors keep their traceback.
 
 What must stay true:
 - Nothing is set in a user's own process, only in one that PySpark has started and that is about to end.
@@ -24,11 +24,11 @@ Class = TypeVar("Class", bound=type)
 
 
 class MissingPackage(ImportError):
-    """The Python that Spark has started has klamm, but not what klamm needs there."""
+    """The Python that Spark has started has klamm, but lacks a package that klamm needs."""
 
 
 def sentences_first(cls: Class) -> Class:
-    """For a class whose methods PySpark calls: their errors reach the user as one sentence."""
+    """Decorates a class whose methods PySpark calls. Their errors reach the user as one sentence."""
     for name, member in list(vars(cls).items()):
         if isfunction(member) and not name.startswith("_"):
             setattr(cls, name, _told(member))
@@ -38,8 +38,8 @@ def sentences_first(cls: Class) -> Class:
 class RefusedStreamReader(DataSourceStreamReader):
     """Raises an error as soon as Spark uses it.
 
-    PySpark stops a stream's reader also when there is none, so an error in `streamReader` would reach the user as an
-    UnboundLocalError of PySpark's.
+    PySpark stops a stream's reader even if none was created, so an error in `streamReader` would reach the user as an
+    UnboundLocalError in PySpark.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -49,7 +49,7 @@ class RefusedStreamReader(DataSourceStreamReader):
         with _shown():
             raise self._error
 
-    # A restarted query begins with the first or the second of these, a new one with one of the others.
+    # A restarted query first calls one of the first two methods, a new query one of the others.
     partitions: Any = _refuse
     commit: Any = _refuse
     initialOffset: Any = _refuse

@@ -1,9 +1,10 @@
 """The columns of a record: those of Spark's own Kafka connector, with the same names, types and order, and one more.
 
-`key` and `value` are null where the record's are. `timestamp` is UTC and `timestampType` says what it means: 0, when
-the record was made (CreateTime); 1, when a broker appended it (LogAppendTime). `headers` is null for a record
-without headers, and exists only on request. `leaderEpoch` is the epoch of the leader that appended the record, -1 where
-the batch has none (KIP-320); Spark's connector does not have it, so it exists only where a query names it.
+`key` and `value` are null if the record's are null. `timestamp` is UTC. `timestampType` is 0 if the timestamp is when
+the record was made (CreateTime), and 1 if it is when a broker appended the record (LogAppendTime). `headers` is null
+for a record without headers, and exists only on request. `leaderEpoch` is the epoch of the leader that appended the
+record, -1 if the batch has none (KIP-320). Spark's connector does not have this column, so it exists only if a query
+names it.
 
 Source: org.apache.spark.sql.kafka010.KafkaRecordToRowConverter.
 """

@@ -17,8 +17,8 @@ class DataLoss(Exception):
 class PartitionRange:
     """The records of one partition from `start_offset` to before `end_offset`.
 
-    `topic_id` is the topic's UUID as 32 hexadecimal digits, of the time of planning; None if the brokers
-    have no topic ids.
+    `topic_id` is the topic's UUID at the time of planning, as 32 hexadecimal digits; None if the brokers have no topic
+    ids.
     """
 
     topic: str

@@ -1,8 +1,8 @@
 """The data source `klamm` for PySpark: `format("klamm")` of `spark.read`, `readStream`, `df.write` and `writeStream`.
 
-PySpark makes a `KlammDataSource` in one process of the driver after another: to find the data sources, to ask for the
-schema, and to plan. The plan goes to Python workers with the reader (`batch.py`, `stream.py`) or the writer
-(`sink.py`).
+PySpark makes a `KlammDataSource` in several processes of the driver, one after another: to find the data sources, to
+ask for the schema, and to plan. The reader (`batch.py`, `stream.py`) or the writer (`sink.py`) carries the plan to
+Python workers.
 
 What must stay true:
 - Importing this module imports no more of klamm than the options and the columns, and neither pyarrow nor numba: the
@@ -93,13 +93,14 @@ class KlammDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from klamm.spark.write.sink import KlammStreamWriter
 
-        # The output mode complete: each trigger appends the whole result, as with Spark's own connector.
+        # `overwrite` means the output mode complete. As with Spark's own connector, each trigger appends the whole
+        # result.
         return stream_writer(KlammStreamWriter(write_options(self.options), schema), schema)
 
 
 def _with_schemas(typed: TypedRows, topics: Topics, *, needed: bool) -> TypedRows:
-    """The formats with their schemas in a registry; `needed`: where the user gives no schema."""
-    # It imports the registry's client.
+    """The formats with their schemas from a registry. `needed` is set if the user gives no schema."""
+    # This import loads the registry's client.
     from klamm.spark.formats.resolving import reader_formats
 
     return reader_formats(typed, named_topics(topics), needed=needed)

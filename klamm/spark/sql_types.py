@@ -2,7 +2,8 @@
 
 What must stay true:
 - Importing this module imports neither pyarrow nor numba: the driver's processes import it to plan.
-- A schema that passes the check can be filled: each column exists, has its type, and is nullable where records are.
+- A schema that passes the check can be filled: each column exists, has its type, and is nullable if records may lack
+  it.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ _SIMPLE = (
 def check_columns(schema: T.StructType, typed: TypedRows | None = None) -> None:
     """Raises OptionError for a schema that is not made of the source's columns and their types.
 
-    Where `typed` has a format for a column, the type may be any that the format has.
+    If `typed` has a format for a column, the column may have any type of the format.
     """
     schema = _without_decoded(schema, typed) if typed is not None else schema
     allowed = ", ".join(f"{name} {data_type.simpleString()}" for name, data_type in TYPES.items())
@@ -73,7 +74,7 @@ def check_columns(schema: T.StructType, typed: TypedRows | None = None) -> None:
 
 
 def _without_decoded(schema: T.StructType, typed: TypedRows) -> T.StructType:
-    """Checks the columns that typed rows have; returns the schema with the binaries that they are made of."""
+    """Checks the typed columns. Returns the schema with the binary columns from which they are decoded."""
     formats = {one.column: one for one in typed.formats}
     if typed.corrupt_column in TYPES:
         raise OptionError(f"option columnNameOfCorruptRecord is {typed.corrupt_column}, which is another column")

@@ -1,13 +1,13 @@
-"""The options that Spark gives the data source: which of them are the user's, and how a table of a catalog keeps them.
+"""The options that Spark gives the data source: which options are the user's, and how a table of a catalog keeps them.
 
-`CREATE TABLE ... USING klamm OPTIONS (...)` gives them to the data source once, among properties of the table. A query
-of the table gets none of them, but the columns as the catalog keeps them. So a column carries the options in its
-metadata, from the one to the other.
+`CREATE TABLE ... USING klamm OPTIONS (...)` gives the options to the data source once, among the table's properties. A
+query of the table does not get them, but gets the columns from the catalog. So a column keeps the options in its
+metadata.
 
 What must stay true:
-- No secret is in a column's metadata: it goes where the rows go, into Parquet files for example.
-- Only queries that do not say which cluster to read get the options of a column, and no writer does: columns of rows
-  that were read from one table would send them back there, not to the table that INSERT names.
+- A column's metadata has no secrets: the metadata goes where the rows go, for example into Parquet files.
+- Only queries that do not name a cluster get the options of a column. Writers never get them: otherwise rows that were
+  read from one table would be written back to it, and not to the table that INSERT names.
 
 Source: org.apache.spark.sql.connector.catalog.TableCatalog, V2SessionCatalog; DataFrameReader, DataStreamWriter.
 """
@@ -18,13 +18,14 @@ from collections.abc import Mapping
 from typing import Any
 
 TABLE_PREFIX = "option."
-"""Spark gives a new table's options under their names and under these, and the table's properties beside them."""
+"""Spark gives a new table's options twice, with and without this prefix, together with the table's properties."""
 
 METADATA_KEY = "klamm.options"
 
 SERVERS = "kafka.bootstrap.servers"
 
-# What Spark adds: properties of tables, the argument of load(), save() or start(), and what DataStreamWriter keeps.
+# The options that Spark adds: properties of tables, the argument of load(), save() or start(), and those of
+# DataStreamWriter.
 _PROPERTIES = frozenset(
     {
         "collation",
@@ -37,7 +38,7 @@ _PROPERTIES = frozenset(
         "serialization.format",
     }
 )
-# A query's option takes the place of all options of its table that say the same in another way.
+# A query's option replaces all options of its table that set the same in another way.
 _ALTERNATIVES = (
     frozenset({"assign", "subscribe", "subscribepattern"}),
     frozenset({"startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"}),
@@ -71,12 +72,13 @@ def secret_option(options: Mapping[str, str]) -> str | None:
 
 
 def metadata_of(options: Mapping[str, str]) -> dict[str, Any]:
-    """The metadata of a column that carries these options, which hold no secret."""
+    """The metadata of a column with these options, which must have no secret."""
     return {METADATA_KEY: json.dumps(dict(sorted(options.items())))}
 
 
 def with_options_of_table(options: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Mapping[str, str]:
-    """A query's options, before which come those of its table; `columns` has the metadata of each."""
+    """The options of a table and of a query of it; the query's come first. `columns` has the metadata of each
+    column."""
     given = options_of_user(options)
     if SERVERS in given:
         return options

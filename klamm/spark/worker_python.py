@@ -1,12 +1,12 @@
-"""Finds out before a query fails that the Python which Spark starts for its workers is not one with klamm.
+"""Finds out before a query fails whether the Python that Spark starts for its workers has klamm.
 
-PySpark starts what `PYSPARK_PYTHON` names, or else the `python3` of the PATH. In a virtual environment that is not
-activated (a kernel of Jupyter, cron, systemd), that is another Python, and all that Spark says is that it finds no data
-source `klamm`, or that a worker has no module `klamm`.
+PySpark starts the Python that `PYSPARK_PYTHON` names, or else the `python3` of the PATH. If a virtual environment is
+not activated (a kernel of Jupyter, cron, systemd), this is another Python. Spark then only reports that it finds no
+data source `klamm`, or that a worker has no module `klamm`.
 
 What must stay true:
-- Only workers of this machine are judged, and only by asking their Python with what Spark gives it. What cannot be
-  asked is not judged.
+- Only workers on this machine are checked, by running their Python in the environment that Spark gives it. A Python
+  that cannot be run is not judged.
 - Importing this module imports nothing heavy.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-# What reads and writes records, beside PySpark, which Spark brings.
+# The packages that workers need to read and write records. Spark brings PySpark.
 NEEDED = ("klamm", "pyarrow", "numba")
 TIMEOUT_S = 60.0
 _PROGRAM = f"from importlib.util import find_spec as f; print(*[m for m in {NEEDED!r} if f(m) is None])"
@@ -34,7 +34,7 @@ class WorkerPythonError(ImportError):
 def require_klamm(spark: "SparkSession") -> None:
     """Raises WorkerPythonError if the session's workers are on this machine, and their Python lacks klamm."""
     context: SparkContext | None = getattr(spark, "sparkContext", None)
-    # A session of Spark Connect has no context, and executors elsewhere have a Python of their own.
+    # A session of Spark Connect has no SparkContext. Executors on other machines have their own Python.
     if context is None or not str(context.master).startswith("local"):
         return
     found = shutil.which(context.pythonExec)
@@ -48,7 +48,7 @@ def require_klamm(spark: "SparkSession") -> None:
 
 
 def _missing(context: "SparkContext", python: str) -> list[str]:
-    """Which of the needed packages the Python lacks, none if it cannot be asked."""
+    """The needed packages that the Python lacks; empty if it cannot be asked."""
     from pyspark import SparkFiles
 
     sent = [os.path.join(SparkFiles.getRootDirectory(), name) for name in context._python_includes or ()]

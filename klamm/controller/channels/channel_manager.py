@@ -6,8 +6,8 @@ What must stay true:
   request is sent again, on a new connection, until there is a response or the broker is removed. So a broker may get a
   request twice; its epochs show that. A request is left out only when later ones in the queue replace it
   (`coalescing`).
-- Every added broker has a queue, also a broker without the controller's listener. When its registration gets the
-  listener, or a new address of it, the requests go there.
+- Every added broker has a queue, also a broker without the controller's listener. When the broker registers this
+  listener, or another address for it, the requests go to that address.
 - The queue of a broker that does not answer takes at most about twice the memory of the broker's full state.
 - After `remove_broker` and `shutdown` no response reaches its callback.
 - A callback only queues an event. An exception in it is a fault of the program.
@@ -38,7 +38,7 @@ from klamm.znodes.brokers import BrokerRegistration
 logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_MS = 100
-# The requests that may wait for a broker that answers.
+# The most requests that wait for a broker that answers.
 FEW = 10
 # Requests and partition states that may be added before the queue is coalesced.
 COALESCE_FROM = 10_000
@@ -144,9 +144,9 @@ class _Channel:
         # Held while the queue is coalesced.
         self._queue_lock = asyncio.Lock()
         self._coalescing: asyncio.Task[None] | None = None
-        # The requests that are being coalesced, which are not among the waiting ones.
+        # The number of requests that are being coalesced. They are not in `_waiting`.
         self._taken = 0
-        # The additions since the queue was empty or coalesced, and their limit.
+        # The size of the requests added since the queue was last coalesced, and its limit.
         self._grown, self._too_much = 0, COALESCE_FROM
         self._address: Address | None = None
         self._has_address = asyncio.Event()
@@ -221,7 +221,7 @@ class _Channel:
         return request
 
     async def _coalesce(self) -> None:
-        """Replaces the waiting requests by what the broker still needs of them."""
+        """Replaces the waiting requests by the requests that the broker still needs."""
         async with self._queue_lock:
             taken = list(self._waiting)
             self._waiting.clear()
@@ -255,8 +255,8 @@ class _Channel:
             self._disconnect()
 
     async def _encoded(self, request: QueuedRequest) -> Sequence[Buffer] | None:
-        """The body of a large request. Bodies are encoded one after another: side by side, each broker would get its
-        own copy of what all of them share."""
+        """The body of a large request. Bodies are encoded one after another. If they were encoded at the same time,
+        each broker would get its own copy of the states that all requests share."""
         steps = encode_request_body_steps(request.api_key, request.version, request.body)
         if steps is None:
             return None
@@ -264,7 +264,7 @@ class _Channel:
             return await self._turns.take(steps)
 
     async def _send(self, request: QueuedRequest, body: Sequence[Buffer] | None) -> Any:
-        """The response, however often the request must be sent for it. `body`: see `Connection.send`."""
+        """Sends the request until there is a response, and returns it. `body`: see `Connection.send`."""
         while True:
             try:
                 async with asyncio.timeout(None) as self._attempt:
@@ -277,7 +277,7 @@ class _Channel:
                 self._disconnect()
                 continue
             except ClientError as error:
-                # The same reason ten times a second says no more than once.
+                # A repeated reason is logged once.
                 if str(error) != self._trouble:
                     self._trouble = str(error)
                     name = request.api_key.message_name

@@ -1,8 +1,8 @@
 """Collects the requests of one controller event, and sends them (Kafka's `ControllerBrokerRequestBatch`).
 
 What must stay true:
-- A new batch begins empty: requests of an interrupted event are neither mixed into those of the next event nor lost
-  in silence. A controller that resigns calls `clear`.
+- A new batch begins empty: requests of an interrupted event are neither mixed into the next event's requests nor lost
+  silently. A controller that resigns calls `clear`.
 - All LeaderAndIsr requests leave first, then UpdateMetadata, then StopReplica. Each carries the epoch of its receiver.
 - Only brokers that are alive, or shutting down, get requests. The live brokers do not change while a batch is open.
 - A partition in a LeaderAndIsr is also in the UpdateMetadata; all brokers get the same UpdateMetadata.
@@ -105,7 +105,7 @@ class ControllerBrokerRequestBatch:
                 f" {sorted(self._leader_and_isr)}, UpdateMetadata for {sorted(self._update_metadata_brokers)},"
                 f" StopReplica for {sorted(self._stop_replica)}"
             )
-        self.clear()  # There may be partitions without recipients.
+        self.clear()  # The last batch may have partitions without recipients.
 
     def clear(self) -> None:
         """Drops all unsent requests."""
@@ -184,7 +184,7 @@ class ControllerBrokerRequestBatch:
     def add_update_metadata_request_for_brokers(
         self, broker_ids: Iterable[int], partitions: Iterable[PartitionKey]
     ) -> None:
-        """These brokers get the metadata of the partitions, and of all others in this batch.
+        """These brokers get the metadata of the partitions, and of all other partitions in this batch.
 
         Partitions without leadership info are left out, except while they are deleted. Without any partitions, the
         brokers get only the live brokers.
@@ -201,7 +201,7 @@ class ControllerBrokerRequestBatch:
         topic, number = partition
         is_deleted = topic in context.topics_to_be_deleted
         if state is None and is_deleted:
-            # Its state is deleted already, by a former controller that may not have told all brokers.
+            # A former controller has deleted the partition's state, perhaps without telling all brokers.
             state = LeaderAndIsr(NO_LEADER, 0, (), context.epoch, 0)
         if state is None:
             name = f"{topic}-{number}"

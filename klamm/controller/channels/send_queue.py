@@ -8,8 +8,8 @@ from klamm.base.metrics import Histogram
 class SendQueue(NamedTuple):
     """One broker's channel at a moment.
 
-    `size` requests wait behind the one being sent, which is `sending` (None without one) for `sending_for_ms`.
-    `trouble` is the reason why it was sent again, "" if it was not. `time_ms` (Kafka's RequestRateAndQueueTimeMs): how
+    `sending` is the request being sent (None without one), since `sending_for_ms`. `size` requests wait behind it.
+    `trouble` is the reason for its last retry, "" without a retry. `time_ms` (Kafka's RequestRateAndQueueTimeMs): how
     long requests waited for their turn.
     """
 

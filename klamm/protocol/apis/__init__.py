@@ -101,9 +101,10 @@ LIST_REQUEST_MAX_BYTES = 8 * 1024 * 1024
 
 
 def request_size_limit(socket_request_max_bytes: int) -> Callable[[int | None], int]:
-    """How large a request of an API may be, for a broker's `socket.request.max.bytes`.
+    """Returns a function that gives the size limit of requests of an API, for a broker's `socket.request.max.bytes`.
 
-    The function takes the frame's first two bytes (its API key if it is a request; None if there are none).
+    Its argument is the number in the frame's first two bytes, which is the API key of a request; None for a shorter
+    frame.
     """
     of_size = {
         Size.SMALL: min(SMALL_REQUEST_MAX_BYTES, socket_request_max_bytes),

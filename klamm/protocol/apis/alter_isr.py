@@ -1,4 +1,4 @@
-"""AlterIsr (key 56): a leader asks the controller for another ISR (KIP-497). Later versions of Kafka call it
+"""AlterIsr (key 56): a leader asks the controller to change the ISR (KIP-497). Later versions of Kafka call the API
 AlterPartition.
 
 Versions: 0 flexible.

@@ -31,7 +31,7 @@ class LeaderAndIsrRequest(
 
     class LeaderAndIsrTopicState(Struct, kw_only=False):
         class LeaderAndIsrPartitionState(Kept, kw_only=False):
-            """`leader` is -1 if there is none; `controller_epoch` is that of the decision."""
+            """`leader` is -1 without a leader. `controller_epoch` is the epoch of the controller that decided."""
 
             partition_index: Int32
             controller_epoch: Int32

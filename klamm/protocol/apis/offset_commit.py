@@ -39,7 +39,7 @@ class OffsetCommitRequest(
     def of(
         cls, group_id: str, offsets: Mapping[PartitionKey, int], *, metadata: str | None = ""
     ) -> OffsetCommitRequest:
-        """The commit of offsets by (topic, partition), of a client that is not a member."""
+        """The commit of offsets by (topic, partition), for a client that is not a member of the group."""
         topics: dict[str, OffsetCommitRequest.OffsetCommitRequestTopic] = {}
         for (name, number), offset in offsets.items():
             topic = topics.setdefault(name, cls.OffsetCommitRequestTopic(name=name, partitions=[]))
@@ -63,5 +63,5 @@ class OffsetCommitResponse(Response):
     topics: list[OffsetCommitResponseTopic]
 
     def error_codes(self) -> dict[PartitionKey, int]:
-        """By (topic, partition)."""
+        """The error code of each (topic, partition)."""
         return {(topic.name, one.partition_index): one.error_code for topic in self.topics for one in topic.partitions}

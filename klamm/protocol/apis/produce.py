@@ -38,7 +38,7 @@ class ProduceRequest(Request["ProduceResponse"], api=ApiKey.PRODUCE, versions="0
         timeout_ms: int,
         topics: Iterable[tuple[str, Iterable[tuple[int, Records | None]]]],
     ) -> ProduceRequest:
-        """The request for (partition, records) of some topics."""
+        """The request with the (partition, records) pairs of each topic."""
         topic, partition = cls.TopicProduceData, cls.TopicProduceData.PartitionProduceData
         return cls(
             transactional_id=transactional_id,

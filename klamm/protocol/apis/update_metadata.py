@@ -30,7 +30,7 @@ class UpdateMetadataRequest(
 
     class UpdateMetadataTopicState(Struct, kw_only=False):
         class UpdateMetadataPartitionState(Kept, kw_only=False):
-            """One partition as clients see it. `leader` is -1 if there is none, or LEADER_DURING_DELETE."""
+            """One partition as clients see it. `leader` is -1 without a leader, or LEADER_DURING_DELETE."""
 
             partition_index: Int32
             controller_epoch: Int32
@@ -47,8 +47,8 @@ class UpdateMetadataRequest(
 
     class UpdateMetadataBroker(Struct):
         class UpdateMetadataEndpoint(Struct, kw_only=False):
-            """One listener. `security_protocol`: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL, which is the name of
-            the listener in versions without names."""
+            """One listener. `security_protocol`: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL. In versions without
+            listener names, the security protocol is the name."""
 
             port: Int32
             host: String

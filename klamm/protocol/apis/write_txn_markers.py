@@ -1,4 +1,4 @@
-"""WriteTxnMarkers (key 27): a transaction coordinator tells leaders to write the end of a transaction.
+"""WriteTxnMarkers (key 27): a transaction coordinator tells leaders to write the markers that end a transaction.
 
 Versions: 1 flexible; 2 transaction version (KIP-1228).
 """

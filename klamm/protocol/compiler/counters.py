@@ -7,7 +7,7 @@ from klamm.base.slices import Steps
 from klamm.protocol.compiler.writing import Writer, arrays_of, has_error_codes, has_own_error_code
 from klamm.protocol.schema import Struct
 
-# Adds how often each error code is in a response.
+# Adds the number of each error code in a response to a dict.
 ErrorCounterInSteps = Callable[[Any, dict[int, int]], Steps[None]]
 # A message with more elements than this is encoded in steps.
 LARGE_ELEMENTS = 500

@@ -1,4 +1,4 @@
-"""Compiles decoders: functions that make messages of frames, whole or in steps."""
+"""Compiles decoders: functions that make messages from frames, at once or in steps."""
 
 import struct
 from collections.abc import Callable
@@ -14,7 +14,7 @@ DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
 
 
 class DecoderWriter(Writer):
-    """Writes `function(data, p)`: `p` is the position, `size` the frame's, `left` the elements still allowed."""
+    """Writes `function(data, p)`: `p` is the position, `size` the frame's size, `left` the elements still allowed."""
 
     def __init__(self, version: int, flexible: bool, in_steps: bool) -> None:
         super().__init__(version, flexible, in_steps)
@@ -52,7 +52,7 @@ class DecoderWriter(Writer):
         self.flush()
 
     def new(self, struct_class: type[Struct], variable: str, fields: list[Field]) -> None:
-        """Makes an object that has everything but these fields."""
+        """Makes an object in which all fields except these have their defaults."""
         self.add(f"{variable} = new({self.constant('C', struct_class)})")
         if issubclass(struct_class, Kept):
             self.add(f"{variable}._encoded = {nothing_kept(struct_class)}")
@@ -148,7 +148,7 @@ class DecoderWriter(Writer):
             self.add(f"{target} = {variable}")
 
     def length(self, name: str, code: str) -> str:
-        """Reads a length with the pending fields; of a compact length the first byte."""
+        """Reads a length together with the pending fields. Reads only the first byte of a compact length."""
         variable = self.name("n")
         self.fixed(variable, "B" if self.flexible else code, name)
         self.flush()

@@ -1,4 +1,4 @@
-"""Compiles encoders: functions that make the buffers of a frame of a message, whole or in steps."""
+"""Compiles encoders: functions that make the buffers of a frame from a message, at once or in steps."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,14 +19,14 @@ from klamm.protocol.primitives import Buffer
 from klamm.protocol.schema import Field, Kept, Request, Struct, fields_of
 
 Encoder = Callable[[Any], list[Buffer]]
-# Also appends the error codes in a response; 0 if its class has none.
+# Also appends the response's error codes to the list; 0 if the response's class has no error code.
 ResponseEncoder = Callable[[Any, list[int]], list[Buffer]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
 
 class EncoderWriter(Writer):
-    """Writes `function(m)`: `out` is the buffer being filled, `buffers` are the full ones before it. If it tells
-    errors, the function has one more argument, a list for error codes."""
+    """Writes `function(m)`: `out` is the buffer being filled, `buffers` are the full buffers before it. With
+    `tells_errors` the function has one more argument, a list for error codes."""
 
     def __init__(self, version: int, flexible: bool, in_steps: bool, tells_errors: bool = False) -> None:
         super().__init__(version, flexible, in_steps)
@@ -101,7 +101,7 @@ class EncoderWriter(Writer):
                     self.add(f"out = {outer}")
 
     def _tell_errors(self, struct_class: type[Struct], variable: str) -> None:
-        """Tells what the struct itself has, and what is in its arrays that this version leaves out."""
+        """Appends the error code of the struct, and the error codes in arrays that this version does not encode."""
         if has_own_error_code(struct_class):
             self.add(f"codes.append({variable}.error_code)")
         for one in arrays_of(struct_class):
@@ -295,7 +295,7 @@ def compile_encoder(message: type[Struct], version: int, flexible: bool) -> Enco
 
 
 def compile_response_encoder(message: type[Struct], version: int, flexible: bool) -> ResponseEncoder:
-    """As `compile_encoder`: a function (message, list of error codes) -> buffers."""
+    """Like `compile_encoder`: a function (message, list of error codes) -> buffers."""
     writer = EncoderWriter(version, flexible, False, tells_errors=True)
     writer.write(message)
     encoder: ResponseEncoder = writer.function(f"encode {message.__name__} {version}")

@@ -7,7 +7,7 @@ from klamm.protocol.schema import Kept, Struct, fields_of
 
 
 def compile_init(struct_class: type[Struct]) -> None:
-    """Gives a struct its own `__init__`, which takes fields by name; with `kw_only=False` also by their place. A field
+    """Gives a struct its own `__init__`, which takes fields by name; with `kw_only=False` also by position. A field
     without a default must be given."""
     writer = Writer(0, False, False)
     fields = fields_of(struct_class)

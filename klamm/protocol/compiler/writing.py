@@ -1,4 +1,4 @@
-"""What the compiled functions call, and the writer of their lines."""
+"""The functions that compiled functions call, and the writer of the lines of compiled functions."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from klamm.protocol import primitives
 from klamm.protocol.primitives import Buffer, InvalidFrame
 from klamm.protocol.schema import ZEROS, Field, Request, Struct, fields_of
 
-# The bytes that one step reads or writes, in at most about a millisecond. Records cost nothing and do not count. A step
-# that counts error codes looks at so many elements.
+# How many bytes one step reads or writes, in at most about a millisecond. Records cost nothing and do not count. In a
+# step that counts error codes, this is the number of elements.
 STEP_BYTES = 8 * 1024
 # Copying fewer bytes than this into the head of a frame costs less than another buffer in the system call.
 INLINE_BYTES = 4096
@@ -87,9 +87,9 @@ _FAULTS = (InvalidFrame, struct.error, IndexError, UnicodeDecodeError)
 
 
 class Place(NamedTuple):
-    """What a line reads: a path, or the paths of fields that are read together, each with where it ends.
+    """The fields that a line reads: one path, or the paths of fields that are read together, each with its end.
 
-    A part of a path is a name, or the name of the list that holds the elements so far, after a star.
+    A part of a path is a field's name or, after a star, the name of the list that holds the elements read so far.
     """
 
     path: tuple[str, ...]
@@ -101,7 +101,7 @@ def _explain(error: Exception, places: Sequence[Place]) -> InvalidFrame:
     assert error.__traceback__ is not None
     frame, line = error.__traceback__.tb_frame, error.__traceback__.tb_lineno
     variables = frame.f_locals
-    # Otherwise the traceback's variables would keep the frame in memory.
+    # The variables in the traceback would keep the frame in memory.
     error.__traceback__ = None
     place, position = places[line], variables["p"]
     cut = [path for path, end in place.run if position + end > len(variables["data"])]
@@ -194,7 +194,7 @@ class Writer:
         return name
 
     def short_arrays(self, method: str, code: str) -> str:
-        """The constant for such a method by the length of an array, for short ones."""
+        """The constant for a list of a method's forms for short arrays, by their length."""
         name = f"{method}s_{code.replace('?', 'o')}"
         if name not in self.constants:
             self.constants[name] = [getattr(struct.Struct(f">{count}{code}"), method) for count in range(SHORT)]
@@ -213,7 +213,7 @@ class Writer:
         return sorted(tagged, key=lambda one: one.tag or 0) if self.flexible else []
 
     def least_bytes(self, field: Field) -> int:
-        """The fewest bytes that a value of the field takes."""
+        """The minimum size of a value of the field."""
         if field.is_array:
             return 1 if self.flexible else 4
         if isinstance(field.kind, str):

@@ -3,7 +3,7 @@
 What must stay true:
 - Decompression is bounded: no claim of the data is trusted before the room for it is limited.
 - Any bytes give a value or a `KafkaError`.
-- What is large is compressed in steps of a few milliseconds.
+- Large data are compressed in steps of a few milliseconds.
 
 Source: org.apache.kafka.common.compress; xerial's framing of snappy.
 """
@@ -22,8 +22,8 @@ from klamm.protocol.primitives import Buffer
 _LENGTH = struct.Struct(">i")
 MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
 _COMPRESSED_AT_ONCE_BYTES = 128 * 1024
-# From this size on a buffer comes from the system, which fills it with zeros where it is used: Python would do so at
-# once, and hold all threads meanwhile.
+# Buffers of at least this size are mapped by the system, which zeroes a page when it is first used. Python would zero
+# the whole buffer at once, and hold the GIL meanwhile.
 _LAZY_FROM_BYTES = 1024 * 1024
 
 _XERIAL_HEADER = b"\x82SNAPPY\x00"
@@ -63,7 +63,7 @@ def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES
 
 
 def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
-    """How many uncompressed bytes `out` begins with now; None when there is no room for all. Raises as `decompress`."""
+    """Decompresses into `out`. Returns the number of bytes; None when `out` is too small. Raises as `decompress`."""
     if codec in (CompressionType.NONE, CompressionType.SNAPPY):
         body = decompress(codec, data)
         if len(body) > len(out):
@@ -84,7 +84,7 @@ def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
 
 
 def _decompress_zstd_into(data: Buffer, out: memoryview) -> int:
-    # zstandard takes a megabyte of a broker that may never see such data.
+    # zstandard takes a megabyte of memory, and many brokers never see such data.
     from klamm.protocol.record import zstd
 
     return zstd.decompress_into(data, out)
@@ -191,7 +191,7 @@ def _compress_zstd(data: Buffer) -> bytes:
     return zstd.compress(data)
 
 
-# At the levels of Java's clients; cramjam's own for lz4 and zstd take five to ten times as long.
+# The levels are those of Java's clients. cramjam's defaults for lz4 and zstd take five to ten times as long.
 _COMPRESS: dict[CompressionType, Callable[[Buffer], cramjam.Buffer | bytes]] = {
     CompressionType.GZIP: cramjam.gzip.compress,
     CompressionType.LZ4: _compress_lz4,

@@ -12,13 +12,13 @@ from klamm.protocol.record.record_walk import RecordWalk
 
 # Above this count, importing numba pays for itself.
 COMPILED_FROM_RECORDS = 200_000
-# How many times the steps the compiled walk makes in the same time.
+# How many times as many steps the compiled walk makes in the same time.
 COMPILED_SPEEDUP = 50
 
 
 def advance_fast(walk: RecordWalk, most_steps: int) -> bool:
-    """As `walk.advance`, but compiled where very many records are left, numba works, and this is a process that may
-    import it: the worker."""
+    """Like `walk.advance`, but compiled if very many records are left, numba works, and this process may import it (the
+    worker)."""
     if walk.header.record_count - walk.index >= COMPILED_FROM_RECORDS and walk.begun is None:
         advance = _compiled_advance()
         if advance is not None:
@@ -28,7 +28,8 @@ def advance_fast(walk: RecordWalk, most_steps: int) -> bool:
 
 @cache
 def _compiled_advance() -> Callable[[RecordWalk, int], bool] | None:
-    """None if compiled code is unavailable: numba is missing or does not fit numpy, its cache is not writable, ..."""
+    """The compiled walk. None if it is unavailable: numba is missing or does not fit numpy, its cache is not
+    writable..."""
     try:
         from klamm.protocol.record.record_kernels import advance  # numba takes half a second and much memory
     except Exception:

@@ -1,4 +1,4 @@
-"""Record batches, message format v2: the 61-byte header, and the batch as opaque bytes behind it.
+"""Record batches, message format v2: the 61-byte header, and the records as opaque bytes after it.
 
 The hot path reads a batch's header only; `records` decodes the records inside, `compression` has the codecs.
 
@@ -39,7 +39,7 @@ _MAX_TIMESTAMP = struct.Struct(">q")
 _LENGTH_AT, _MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 8, 16, 17, 35
 # The bytes of a message of format v0 without key and value, behind its length.
 _SMALLEST_MESSAGE_BYTES = 14
-_FLAGS_AT = 22  # the lower byte of the attributes, which has all that are in use
+_FLAGS_AT = 22  # the lower byte of the attributes; the higher byte is unused
 
 LOG_APPEND_TIME_FLAG = 0x08
 CODEC_MASK = 0x07
@@ -91,7 +91,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> int:
-        """A `CompressionType` number; 5 to 7 mean nothing."""
+        """A `CompressionType` number; 5 to 7 are undefined."""
         return self.attributes & CODEC_MASK
 
     @property
@@ -113,10 +113,10 @@ def advance_sequence(sequence: int, by: int) -> int:
 
 
 def parse_header(buffer: Buffer, position: int = 0, *, available_bytes: int | None = None) -> BatchHeader:
-    """The header of the batch at `position`, of which the whole must lie within the buffer.
+    """The header of the batch at `position`. The whole batch must lie within the buffer.
 
-    `available_bytes`: how many bytes follow `position` where the buffer is only a window onto them; the header must
-    lie within the window.
+    `available_bytes`: if the buffer is only a window onto a file, how many bytes the file has from `position` on. Then
+    only the header must lie within the buffer.
     Raises KafkaError: UNSUPPORTED_FOR_MESSAGE_FORMAT for message sets v0 and v1, else CORRUPT_MESSAGE.
     """
     visible = len(buffer) - position
@@ -149,7 +149,7 @@ def parse_header(buffer: Buffer, position: int = 0, *, available_bytes: int | No
 
 
 def parse_header_of_one(buffer: Buffer) -> BatchHeader | None:
-    """The header of the only batch in the buffer; None if that is not what the buffer holds."""
+    """The header of the only batch in the buffer; None if the buffer is not exactly one batch."""
     try:
         header = parse_header(buffer)
     except KafkaError:
@@ -160,7 +160,7 @@ def parse_header_of_one(buffer: Buffer) -> BatchHeader | None:
 def iterate_batches(buffer: Buffer, *, allow_partial_end: bool = False) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each batch, from the first byte to the last.
 
-    `allow_partial_end`: what a leader returns to a fetch may end within a batch; that rest is left out.
+    `allow_partial_end`: the records of a fetch may end within a batch; the incomplete batch is left out.
     Raises KafkaError as `parse_header`.
     """
     position, end = 0, len(buffer)
@@ -179,7 +179,7 @@ def is_partial(buffer: Buffer, position: int) -> bool:
 
 
 def batch_size_bytes(buffer: Buffer, position: int = 0) -> int | None:
-    """The size that the batch at `position` says it has; None if the buffer ends before that."""
+    """The size in the header of the batch at `position`; None if the buffer ends before the size."""
     if len(buffer) - position < LOG_OVERHEAD_BYTES:
         return None
     length: int = _LENGTH.unpack_from(buffer, position + _LENGTH_AT)[0]
@@ -187,14 +187,13 @@ def batch_size_bytes(buffer: Buffer, position: int = 0) -> int | None:
 
 
 def is_transactional(buffer: Buffer) -> bool:
-    """Whether the batch at the start of the buffer says that it belongs to a transaction; False for what is no batch.
-
-    For requests, which are judged before their batches are."""
+    """Whether the batch at the start of the buffer belongs to a transaction by its header; False without a batch. For
+    requests, which are authorized before their batches are checked."""
     return len(buffer) >= HEADER_SIZE_BYTES and buffer[_MAGIC_AT] == 2 and bool(buffer[_FLAGS_AT] & TRANSACTIONAL_FLAG)
 
 
 def is_zstd(buffer: Buffer) -> bool:
-    """Whether the batch at the start of the buffer says that zstd has compressed it; False for what is no batch."""
+    """Whether the batch at the start of the buffer is compressed by zstd by its header; False without a batch."""
     return (
         len(buffer) >= HEADER_SIZE_BYTES
         and buffer[_MAGIC_AT] == 2
@@ -203,7 +202,7 @@ def is_zstd(buffer: Buffer) -> bool:
 
 
 def most_records(header: BatchHeader) -> int:
-    """More records than this cannot be in the batch, whatever its header says."""
+    """The most records that the batch can have, whatever its header says."""
     is_compressed = header.codec != CompressionType.NONE
     return (MAX_DECOMPRESSED_BYTES if is_compressed else header.size_bytes - HEADER_SIZE_BYTES) // MIN_RECORD_SIZE_BYTES
 
@@ -211,14 +210,14 @@ def most_records(header: BatchHeader) -> int:
 def max_decompressed_bytes(header: BatchHeader) -> int:
     """The most bytes that a broker decompresses from this batch, for an append or a lookup.
 
-    The limit grows with the received bytes: gzip, snappy and lz4 cannot exceed the factor, zstd could by far.
+    The limit grows with the received bytes: gzip, snappy and lz4 cannot exceed the factor, but zstd could by far.
     """
     grown = header.size_bytes * _MAX_COMPRESSION_FACTOR
     return min(max(_ALWAYS_DECOMPRESSED_BYTES, grown), MAX_DECOMPRESSED_BYTES)
 
 
 def crc_matches(buffer: Buffer, position: int, header: BatchHeader) -> bool:
-    """Whether the stored CRC-32C is that of the batch at `position`."""
+    """Whether the CRC-32C in the header is right for the batch at `position`."""
     return bool(_crc(buffer, position, header.size_bytes) == header.crc)
 
 
@@ -231,27 +230,28 @@ def check_crc(buffer: Buffer, position: int, header: BatchHeader) -> None:
 def set_offset_and_epoch(
     buffer: bytearray | memoryview, position: int, header: BatchHeader, base_offset: int, partition_leader_epoch: int
 ) -> BatchHeader:
-    """Writes what a leader assigns into the batch at `position`; the CRC does not cover it. Returns the new header."""
+    """Writes the offset and epoch that a leader assigns into the batch at `position`. Returns the new header. The CRC
+    does not cover these fields."""
     assigned = base_offset, header.batch_length, partition_leader_epoch
     _OFFSET_LENGTH_EPOCH.pack_into(buffer, position, *assigned)
     return BatchHeader._make(assigned + header[3:])
 
 
 def set_log_append_time(buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int) -> None:
-    """Makes `timestamp_ms` the time of every record of the batch at `position`, and renews its CRC."""
+    """Makes `timestamp_ms` the time of every record of the batch at `position`, and updates the CRC."""
     _MAX_TIMESTAMP.pack_into(buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
     _CRC_ATTRIBUTES.pack_into(buffer, position + _CRC_AT, 0, header.attributes | LOG_APPEND_TIME_FLAG)
     _write_crc(buffer, position, header.size_bytes)
 
 
 def write_header(buffer: bytearray | memoryview, position: int, header: BatchHeader) -> None:
-    """Writes the header before records that are in the buffer already, with the computed CRC instead of its own."""
+    """Writes the header before the records that are already in the buffer, with a newly computed CRC."""
     _HEADER.pack_into(buffer, position, *header)
     _write_crc(buffer, position, header.size_bytes)
 
 
 def set_max_timestamp(buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int) -> None:
-    """Makes `timestamp_ms` the largest of the batch at `position`, as far as its header says, and renews its CRC."""
+    """Sets the largest timestamp in the header of the batch at `position`, and updates the CRC."""
     _MAX_TIMESTAMP.pack_into(buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
     _write_crc(buffer, position, header.size_bytes)
 

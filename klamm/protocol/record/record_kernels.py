@@ -1,8 +1,7 @@
 """The walk of `record_walk`, compiled by numba, for batches of very many records.
 
-Importing this module imports numba and compiles the walk, or loads it from numba's cache on disk. So it is imported
-in the worker process, where there are that many records, and nowhere else; where numba is not installed,
-`record_walk` works alone.
+Importing this module imports numba and compiles the walk, or loads it from numba's cache on disk. So only the worker
+process imports it, and only for very many records. Without numba, `record_walk` does the work alone.
 
 What must stay true:
 - Compiled code does not check indexes, so every position is checked to be within the batch before it is read.

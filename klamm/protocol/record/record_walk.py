@@ -1,4 +1,4 @@
-"""A walk through the records of a batch: looks at each one's key, timestamp and sizes, and keeps none of them.
+"""A walk through the records of a batch: checks the key, timestamp and sizes of each record, without keeping them.
 
 Used for the checks of Kafka's LogValidator at an append, and for lookups by timestamp. A walk can stop after any number
 of steps and continue later, so that a batch of a million records blocks no other work.
@@ -6,8 +6,8 @@ of steps and continue later, so that a batch of a million records blocks no othe
 What must stay true:
 - No length is trusted before it has been checked against the available bytes. For any bytes, a walk ends with a result
   or a KafkaError.
-- A step is a record or one of its headers, and a walk can stop after each: they cost about the same, whatever a
-  record's size.
+- A step is a record or one of its headers, and a walk can stop after each step. Steps cost about the same, whatever the
+  size of a record.
 - The numbers are Java's: 32 and 64 bits, which wrap around.
 
 Source: org.apache.kafka.common.record.DefaultRecord (readPartiallyFrom), kafka.log.LogValidator.
@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A record in whose headers a walk has stopped."""
+    """A record that a walk has entered, and in whose headers the walk has stopped."""
 
     end: int
     headers_left: int
@@ -67,8 +67,8 @@ class Begun(NamedTuple):
 class RecordWalk:
     """A walk through `body`, the uncompressed records of the batch with this header.
 
-    `max_timestamp_ms` is that of the records so far, -1 where they have none; `match` the (timestamp, offset) of the
-    record that was looked for. `refused` names the first of those that `keyless_count` and `out_of_range_count` count.
+    `max_timestamp_ms` is the largest timestamp so far, -1 without timestamps. `match` is the (timestamp, offset) of the
+    wanted record. `refused` names the first of the records that `keyless_count` and `out_of_range_count` count.
     """
 
     __slots__ = (
@@ -98,11 +98,11 @@ class RecordWalk:
         self.refused: list[RefusedRecord] = []
         self.keyless_count = 0
         self.out_of_range_count = 0
-        # Whether the records number themselves 0, 1, 2 ... as those of producers do.
+        # Whether the offset deltas of the records are 0, 1, 2 ... as in batches of producers.
         self.is_numbered = True
 
     def advance(self, most_steps: int) -> bool:
-        """Goes on for about this many steps; whether the walk is over.
+        """Continues for about this many steps. Returns whether the walk is over.
 
         Raises KafkaError(CORRUPT_MESSAGE) when the bytes are not the records that the header announces.
         """
@@ -119,7 +119,7 @@ class RecordWalk:
                     end = position + length
                     if length < 0 or end > size:
                         raise corrupt_message(f"record {self.index} does not fit into its batch")
-                    delta, position = varlong(body, position + 1)  # after the attributes, of which there are none
+                    delta, position = varlong(body, position + 1)  # after the attributes, which are unused
                     offset_delta, position = varint(body, position)
                     key_length, position = skip_field(body, position)
                     has_key = key_length >= 0
@@ -163,7 +163,7 @@ class RecordWalk:
         return position
 
     def _is_over_after(self, has_key: bool, timestamp_ms: int, offset_delta: int) -> bool:
-        """Takes note of one record; whether it is the one that was looked for."""
+        """Counts one record. Returns whether it is the wanted record."""
         index, wanted = self.index, self.wanted
         self.index += 1
         if offset_delta != index:
@@ -198,7 +198,7 @@ def varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def varlong(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """As `varint`, of 64 bits."""
+    """Like `varint`, with 64 bits."""
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -219,7 +219,7 @@ def _long_number(data: bytes | memoryview, position: int, max_size_bytes: int) -
 
 
 def skip_field(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """(length, -1 for null; position after the field). It may lie behind the end, where nothing can be read."""
+    """(length, -1 for null; position after the field). The position may be after the end, where nothing can be read."""
     length, position = varint(data, position)
     if length < -1:
         raise corrupt_message(f"a field has {length} bytes")

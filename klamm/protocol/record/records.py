@@ -66,7 +66,7 @@ class EndTransactionMarker(NamedTuple):
 
 
 def wrapped_int64(value: int) -> int:
-    """The number as Java has it after an overflow: timestamps and offsets of records are sums that a client chooses."""
+    """The sum after Java's overflow. Timestamps and offsets of records are sums of numbers that a client chooses."""
     return value if -(2**63) <= value < 2**63 else (value + 2**63) % 2**64 - 2**63
 
 
@@ -137,7 +137,7 @@ def build_end_transaction_marker(
 
 
 def encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
-    """The record as it stands in a batch without compression, relative to the batch's first record."""
+    """The bytes of the record in an uncompressed batch, with deltas from the batch's first record."""
     # After the length come the attributes, of which Kafka defines none.
     parts = [b"\0", _varint(timestamp_delta), _varint(offset_delta)]
     for data in record.key, record.value:
@@ -155,7 +155,7 @@ def encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> by
 
 
 def _varint(value: int) -> bytes:
-    """Zigzag, so that small negative numbers are short too; serves varint and varlong."""
+    """Encodes a varint or varlong. Zigzag makes small negative numbers short, too."""
     return _SHORT_VARINTS[value] if 0 <= value < len(_SHORT_VARINTS) else _encode_varint(value)
 
 
@@ -197,16 +197,16 @@ KeyAndValueAt = tuple[int, bytes | None, bytes | None]
 
 
 def decode_keys_and_values(body: Buffer, header: BatchHeader) -> Iterator[list[KeyAndValueAt]]:
-    """(offset, key, value) of each record in `body`, the uncompressed records of the batch with this header: as
-    `decode_records`, in a third of the time, for callers that read a million of them; in parts of some milliseconds.
+    """(offset, key, value) of each record in `body`, the uncompressed records of the batch with this header.
 
-    Raises KafkaError as that does, maybe after the first parts.
+    Takes a third of the time of `decode_records`, for callers that read a million records. Each part takes some
+    milliseconds. Raises the errors of `decode_records`, possibly after the first parts.
     """
     return _decode_in_parts(body, header, _keys_and_values, lambda record: (record.offset, record.key, record.value))
 
 
 def decode_in_parts(body: Buffer, header: BatchHeader) -> Iterator[list[Record]]:
-    """The records in `body`, as `decode_keys_and_values`."""
+    """Like `decode_keys_and_values`, but yields whole records."""
     return _decode_in_parts(body, header, _records, lambda record: record)
 
 
@@ -216,14 +216,14 @@ def _decode_in_parts(
     read: Callable[[bytes, BatchHeader], tuple[list[T], int]],
     convert: Callable[[Record], T],
 ) -> Iterator[list[T]]:
-    """What `read` makes of the records that are as most are, and `convert` of others."""
+    """The results of `read` for usual records, and of `convert` for unusual ones."""
     view = memoryview(body)
     reader = _Reader(view)
     count = position = 0
     while count < header.record_count:
         records, size_bytes = read(bytes(view[position : position + _DECODED_AT_ONCE_BYTES]), header)
         if not records:
-            # A large record, or an unusual one, is left to the reader that checks everything.
+            # The reader that checks everything reads large and unusual records.
             reader.position = position
             records = [convert(reader.record(header))]
             size_bytes = reader.position - position
@@ -237,7 +237,7 @@ def _decode_in_parts(
 
 
 def _keys_and_values(data: bytes, header: BatchHeader) -> tuple[list[KeyAndValueAt], int]:
-    """The records that lie in `data` as a whole, up to the first that is unusual, and the size of them all."""
+    """The complete records in `data`, up to the first unusual one, and their size together."""
     base_offset, end, records = header.base_offset, 0, []
     try:
         while end < len(data):
@@ -277,7 +277,8 @@ def _records(data: bytes, header: BatchHeader) -> tuple[list[Record], int]:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """(number, position after it). Raises IndexError when the data ends within it, ValueError when it is too long."""
+    """(number, position after it). Raises IndexError when the data end within the number, ValueError when it is too
+    long."""
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -296,7 +297,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _read_key_and_value(data: bytes, at: int, record_end: int) -> tuple[bytes | None, bytes | None, int]:
-    """Raises IndexError or ValueError when the record has headers, or ends somewhere else."""
+    """(key, value, position after them). Raises IndexError or ValueError for a record with headers or another end."""
     key_length, at = _read_varint(data, at)
     key = value = None
     if key_length != -1:
@@ -312,7 +313,7 @@ def _read_key_and_value(data: bytes, at: int, record_end: int) -> tuple[bytes | 
 
 
 def decode_end_transaction_marker(buffer: Buffer, position: int, header: BatchHeader) -> EndTransactionMarker | None:
-    """The marker in the control batch at `position`; None when it is empty (compacted away) or of an unknown type.
+    """The marker in the control batch at `position`; None when the batch is empty (compacted) or of an unknown type.
 
     Raises KafkaError(CORRUPT_MESSAGE).
     """
@@ -391,7 +392,8 @@ class _Reader:
         return (value >> 1) ^ -(value & 1)
 
     def _unsigned(self, max_size_bytes: int) -> int:
-        """The last byte may have more bits than the number: Java drops them, and so does the caller."""
+        """An unsigned varint. The last byte may have more bits than the number. Java drops them, and so does the
+        caller."""
         data, position, value = self._data, self.position, 0
         for shift in range(0, 7 * max_size_bytes, 7):
             if position >= len(data):

@@ -1,6 +1,7 @@
-"""Compression of small batches with zstd: zstandard keeps its memory for the next frame, cramjam takes new memory.
+"""Compression of small batches with zstd. zstandard reuses its memory for the next frame; cramjam takes new memory.
 
-A frame of one block, as small batches are, takes a half to a fifth of the time. Every other one is left to cramjam.
+With zstandard, a frame of one block, as small batches are, takes a half to a fifth of the time. cramjam decompresses
+every other frame.
 
 What must stay true: results and errors are cramjam's.
 """
@@ -13,7 +14,7 @@ import zstandard
 from klamm.protocol.primitives import Buffer
 
 LEVEL = 3
-# What zstandard needs to tell the size of a frame's header.
+# zstandard needs this many bytes to determine the size of a frame's header.
 _SHORTEST_FRAME_BYTES = 9
 
 
@@ -34,20 +35,20 @@ def compress(data: Buffer) -> bytes:
 
 
 def decompress_into(data: Buffer, out: memoryview) -> int:
-    """How many uncompressed bytes `out` begins with now.
+    """Decompresses into `out`. Returns the number of bytes.
 
-    Raises cramjam.DecompressionError for other data than whole frames, and where `out` has no room for all.
+    Raises cramjam.DecompressionError if `data` are not whole frames, and if `out` is too small.
     """
     limit_bytes = min(zstandard.BLOCKSIZE_MAX, len(out))
     if _is_one_block(data):
         try:
-            # zstandard allocates what a frame claims, and does not look into one that claims to be empty.
+            # zstandard allocates the size that a frame claims. It does not check a frame that claims to be empty.
             if 0 != zstandard.frame_content_size(data) <= limit_bytes:
                 body = _codec.decompressor.decompress(data, limit_bytes)
                 out[: len(body)] = body
                 return len(body)
         except zstandard.ZstdError:
-            pass  # cramjam says what is wrong
+            pass  # cramjam raises the error
     filled_bytes: int = cramjam.zstd.decompress_into(data, out)
     return filled_bytes
 

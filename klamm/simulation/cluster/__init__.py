@@ -1,1 +1,1 @@
-"""A cluster in a simulated world: brokers, an ensemble of ZooKeeper servers, and what each broker is seen to do."""
+"""A cluster in a simulated world: brokers, an ensemble of ZooKeeper servers, and witnesses of each broker's actions."""

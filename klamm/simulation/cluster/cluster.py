@@ -7,7 +7,7 @@
     cluster.brokers[1].start()
     await cluster.close()
 
-Machines are called `zookeeper`, `broker-0` and so on, and as the scenario names those of clients.
+Machines are called `zookeeper`, `broker-0` and so on. The scenario names the machines of clients.
 
 What must stay true:
 - A broker that ends by itself fails the run, unless its disk is at fault (`disk_is_faulty`). A broker that cannot
@@ -154,7 +154,7 @@ class SimulatedBroker:
         self._exit(machine=machine)
 
     async def stop(self) -> None:
-        """Stops the broker as an operator does. The broker stays down until `start`; it may die during the stop."""
+        """Stops the broker as an operator does. It stays down until `start`. It may be killed during the stop."""
         broker, process = self.broker, self.node.process
         self.broker = None
         self._wanted.clear()
@@ -172,18 +172,19 @@ class SimulatedBroker:
         await asyncio.gather(self._supervision, return_exceptions=True)
 
     def fail_directory(self, directory: str = LOG_DIRS[0], error_number: int = errno.EIO) -> None:
-        """Writing to and syncing of one log directory fails until `mend_disk`."""
+        """Makes writes and syncs in one log directory fail until `mend_disk`."""
         self.disk_is_faulty = True
         for operation in ("write", "sync"):
             self.node.disk.fail(operation, f"{directory}/*", error_number, times=None)
 
     def fill_disk(self) -> None:
-        """The disk is full until `mend_disk`."""
+        """Makes the disk full until `mend_disk`."""
         self.disk_is_faulty = True
         self.node.disk.capacity_bytes = self.node.disk.used_bytes()
 
     def exhaust_descriptors(self) -> None:
-        """The broker can open no file below its log directories until `free_descriptors`; it needs no restart after."""
+        """Keeps the broker from opening files below its log directories until `free_descriptors`. The broker needs no
+        restart afterwards."""
         self.is_short_of_descriptors = True
         for directory in LOG_DIRS:
             self.node.disk.exhaust_descriptors(directory)
@@ -193,7 +194,7 @@ class SimulatedBroker:
         self.node.disk.free_descriptors()
 
     def mend_disk(self) -> None:
-        """The disk works again. A failed directory stays offline in the running broker until its restart."""
+        """Ends the disk's faults. A failed directory stays offline in the running broker until its restart."""
         self.disk_is_faulty = False
         self.node.disk.mend()
 
@@ -250,14 +251,14 @@ async def _failure_of(broker: Broker) -> BaseException:
 
 
 class SimulatedCluster:
-    """See the module. `properties` change or complete `PROPERTIES` on every broker; `protocols` are the brokers'
-    inter.broker.protocol.versions in turn, that of all if there is one.
+    """See the module. `properties` change or complete `PROPERTIES` on every broker. `protocols` are the brokers'
+    inter.broker.protocol.versions: the brokers take them in turn.
 
     The brokers in `lagging` are served by a member of the ZooKeeper ensemble that lags behind.
-    `replication_factor` is what topics should have: by default three where there are three brokers; unless
-    `min_insync_replicas` says otherwise, all but one must be in sync. With `has_racks` each broker is in one of the
-    `racks` and sends consumers of another rack to its follower there. `have_topic_ids`: whether every broker knows the
-    ids of topics.
+    `replication_factor` is the default of topics: three, or the number of brokers if that is less.
+    `min_insync_replicas` is one less by default, but at least 1. With `has_racks` each broker is in one of the `racks`
+    and sends consumers of another rack to the follower there. `have_topic_ids`: whether every broker knows the ids of
+    topics.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ from klamm.zookeeper.server.watches import Watches
 USUAL_LAG_S = 0.002
 MAX_LAG_S = 3.0
 LONG_LAG_CHANCE = 0.02
-# So few operations that every run has several snapshots, and logs that they make superfluous.
+# Small enough that every run has several snapshots, and transaction logs that the snapshots make superfluous.
 SNAPSHOT_EVERY = 50
 
 READS = (
@@ -51,7 +51,7 @@ READS = (
 
 
 class Lag:
-    """How far the member is behind. `clients` are the IP addresses that it serves; without one there is no lag."""
+    """How far the member is behind. `clients` are the IP addresses that it serves; without clients there is no lag."""
 
     def __init__(self, chance: random.Random) -> None:
         self.clients: set[str] = set()

@@ -1,6 +1,6 @@
-"""A broker whose deeds are judged: it runs the production code, with witnesses in the seams.
+"""A broker whose actions are judged: it runs the production code, with witnesses in the seams.
 
-What must stay true: a witness looks, and changes nothing; the first violation ends the run.
+What must stay true: a witness only observes, and changes nothing. The first violation ends the run.
 """
 
 from klamm.base.tasks import OnFailure
@@ -16,7 +16,7 @@ from klamm.simulation.witnesses.rules import Rules
 
 
 class WitnessedBroker(Broker):
-    """See the module. `on_violation` gets what a witness has seen."""
+    """See the module. `on_violation` gets the violations that witnesses report."""
 
     def __init__(self, config: BrokerConfig, node: Node, rules: Rules, on_violation: OnFailure) -> None:
         super().__init__(config, node.environment)
@@ -32,7 +32,7 @@ class WitnessedBroker(Broker):
         watch_group_commits(services.group_coordinator, parts.groups, self._on_violation)
         self._rules.watch(parts.replica_manager, services.broker_id, self._node.disk)
         self.events = EventWitness(parts.controller.event_manager, services.broker_id, self._on_violation)
-        # A broker survives such faults of the program; a simulation must find them.
+        # A production broker survives an illegal transition. A simulation must report it.
         parts.controller.on_illegal_transition = lambda message: self._on_violation(SimulationFailure(message))
         parts.dispatcher.on_unencodable = lambda _connection, error: self._on_violation(error)
         return parts

@@ -1,8 +1,8 @@
 """Compares the state of brokers and the controller with the znodes.
 
 A healed cluster comes to agree with its znodes: `disagreements` then returns no line, and `converge` waits for that.
-The checks look into the brokers, because clients may not see the worst of these faults: a broker that still leads a
-partition after another leader was elected answers only clients with old metadata.
+The checks look into the brokers, because clients may not see the worst faults: a broker that still leads a partition
+after the election of another leader answers only clients with old metadata.
 
 What must come true in a healed cluster:
 - A broker leads a partition only if the state znode says so, with the znode's epoch, ISR and version; every other
@@ -13,11 +13,11 @@ What must come true in a healed cluster:
 - The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, the
   broker epochs included, so it has noticed each bounce. No work is left: no event, no request, no reassignment, no
   deletion. All partitions and replicas are online.
-- The brokers' gauges of their replicas and fetchers equal a recount of the znodes, those of their groups a recount of
+- The brokers' gauges of replicas and fetchers equal a recount of the znodes. Their gauges of groups equal a recount of
   the groups in the memory of all brokers.
 - Offsets committed by a leader are committed by its followers.
 - No transaction is open.
-- No hosted replica is being moved to another log directory, and the log cleaner leaves none alone.
+- No hosted replica is being moved to another log directory, and the log cleaner skips no partition.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ REQUESTS = (REASSIGN_PARTITIONS_PATH, PREFERRED_REPLICA_ELECTION_PATH)
 
 
 def disagreements(cluster: SimulatedCluster) -> list[str]:
-    """One line for each difference between a broker's state and the znodes; brokers that are down are left out."""
+    """One line for each difference between a broker's state and the znodes. Brokers that are down are left out."""
     state = cluster.state
     found = [*_unfinished_requests(state), *_active_controllers(cluster), *_bounced(state)]
     groups = _known_groups(cluster)
@@ -73,7 +73,7 @@ def disagreements(cluster: SimulatedCluster) -> list[str]:
 
 
 def leftovers(cluster: SimulatedCluster) -> list[str]:
-    """The work in brokers that waits for clients; must be empty some time after all clients have gone."""
+    """The work in brokers that waits for clients. Must be empty some time after all clients have gone."""
     found = []
     for one in cluster.brokers.values():
         if one.broker is not None:
@@ -144,7 +144,7 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
 
 
 def _gauges(state: StateChecker, services: Services) -> Iterator[str]:
-    """What the broker's metrics say of its replicas, against a recount of the znodes of a cluster that is whole."""
+    """Compares the broker's gauges of its replicas with a recount of the znodes. The cluster must be whole."""
     metrics = Metrics()
     replica_metrics.register(metrics, services.replica_manager)
     for _ in metrics.walks():
@@ -160,7 +160,7 @@ def _gauges(state: StateChecker, services: Services) -> Iterator[str]:
 
 
 def _fetcher_gauges(state: StateChecker, broker: Broker) -> Iterator[str]:
-    """What the metrics of the broker's fetchers say, against the znodes of a cluster that is whole."""
+    """Compares the metrics of the broker's fetchers with the znodes. The cluster must be whole."""
     broker_id, metrics = broker.parts.services.broker_id, Metrics()
     broker.parts.followers.register(metrics)
     told = {metric.name.name: dict(metric.values()) for metric in metrics}
@@ -188,8 +188,8 @@ def _known_groups(cluster: SimulatedCluster) -> dict[int, dict[str, int]]:
 
 
 def _group_gauges(broker: Broker, groups: Mapping[int, Mapping[str, int]]) -> Iterator[str]:
-    """What the metrics of the broker's groups say, against a recount of those in the memory of all brokers: a group
-    shows that the coordinator lacks, or that a former one has kept."""
+    """Compares the broker's gauges of groups with a recount of the groups in the memory of all brokers. This finds a
+    group that the coordinator lacks, and a group that a former coordinator has kept."""
     metrics = Metrics()
     group_metrics.register(metrics, broker.parts.groups)
     told = {metric.name.name: dict(metric.values())[""] for metric in metrics}
@@ -326,7 +326,7 @@ def _of_controller(state: StateChecker, controller: KafkaController) -> Iterator
 
 
 def _states_at_rest(context: ControllerContext, assignments: Mapping[PartitionKey, Collection[int]]) -> Iterator[str]:
-    """With all brokers up and no work left, all partitions and replicas are online, and no others are known."""
+    """With all brokers up and no work left, the context has exactly the assigned replicas, and all are online."""
     yield from _different(
         "has the state of",
         {key: state.name for key, state in context.partition_states.items()},
@@ -365,7 +365,7 @@ def _unfinished(context: ControllerContext) -> Iterator[str]:
 
 
 def uncommitted(cluster: SimulatedCluster) -> list[str]:
-    """Replicas whose high watermark is not the end of the leader's log; call it after all producers have ended."""
+    """Replicas whose high watermark is not the end of the leader's log. Call it after all producers have ended."""
     found = []
     for (topic, number), truth in cluster.state.partitions().items():
         if truth.leader == NO_LEADER:
@@ -381,7 +381,7 @@ def uncommitted(cluster: SimulatedCluster) -> list[str]:
 
 
 def undecided(cluster: SimulatedCluster) -> list[str]:
-    """Partitions that hold an open transaction back, and transactional ids whose transaction has not ended; call it
+    """Partitions that an open transaction holds back, and transactional ids whose transaction has not ended. Call it
     after all transactional producers have ended."""
     found = []
     for key, truth in cluster.state.partitions().items():

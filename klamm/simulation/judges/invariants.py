@@ -1,18 +1,17 @@
-"""Looks at the brokers of a run all the time: what is committed stays, and what the controller counts is what there is.
+"""Checks the brokers throughout a run: committed records stay, and the controller's counts are right.
 
-What must stay true, at every moment and not only when the cluster has come to rest:
+What must be true at every moment, and not only when the cluster has come to rest:
 - A log starts at or below its high watermark, which is at or below its end; the last stable offset is between them.
-- The high watermark of a leader never goes back in its epoch.
+- The high watermark of a leader never goes back within a leader epoch.
 - Every follower in the ISR that knows this epoch has all records below the leader's high watermark.
-- A replica that is elected has every record that was below a high watermark of a former leader; so has a replica that
-  joins the ISR.
-- The controller's gauges, which change with each event, equal a recount, and its state machines make no transition that
-  is not in their tables. Each of its events ends once (`event_witness`).
-- What a broker knows of the cluster does not get older: the epoch of the controller that it obeys, and the leader epoch
-  of each partition in its metadata.
+- A replica that is elected or joins the ISR has every record that was below a high watermark of a former leader.
+- The controller's gauges, which change with each event, equal a recount. Its state machines make only transitions that
+  are in their tables. Each of its events ends once (`event_witness`).
+- A broker's knowledge of the cluster does not get older: neither the epoch of the controller that it obeys, nor the
+  leader epoch of each partition in its metadata.
 
-Topics whose leaders may be elected from outside the ISR, and topics that have been deleted once, are left out: the
-records of the first may go, and a broker may still have a log of the second from before.
+Topics with unclean leader election are left out, because they may lose records. Topics that have been deleted once are
+left out, because a broker may still have a log from before the deletion.
 """
 
 import asyncio

@@ -1,16 +1,16 @@
-"""What transactional clients were told in a simulated cluster, and what must stay true of it.
+"""The answers that transactional clients got in a simulated cluster. What must be true of them:
 
-- Atomicity: the records of a transaction are all visible to read_committed, in all partitions, or none of them is. All
-  are if the commit was acknowledged; none is if the abort was, or if no commit was ever asked for.
-- The offsets of a group move with the records: the visible transactions of the copiers continue each other in each
-  partition from the first offset to the committed one, and each visible record of the input is copied once.
+- Atomicity: either all records of a transaction are visible to read_committed consumers, in all partitions, or none is.
+  All are visible if the commit was acknowledged. None is if the abort was acknowledged, or no commit was requested.
+- The offsets of a group move with the records: in each partition, the visible transactions of the copiers follow each
+  other without a gap from the first offset to the committed offset, and each visible input record is copied once.
 - In a generation of the group a partition has one owner. In a cluster without faults a member loses its partitions only
   when its process stood still or it was late for its next poll.
-- An offset is never visible before its client has asked to commit the transaction; an acknowledged one is never lost.
-- Consumers with read_committed have read what the log says is committed, all of it, and nothing else.
-- The last stable offset is where the first transaction begins that has no marker below the high watermark. So it is the
-  same on all leaders with the same high watermark, and goes back only with it.
-- A log has no marker of a coordinator behind one of its successor.
+- An offset is never visible before its client asked to commit the transaction. An acknowledged offset is never lost.
+- Consumers with read_committed have read exactly the records that the log says are committed.
+- The last stable offset is the first offset of the first transaction without a marker below the high watermark. So it
+  is the same on all leaders with the same high watermark, and goes back only when the high watermark does.
+- In a log, no marker of a coordinator comes after a marker of its successor.
 - No producer commits a transaction that it began after its successor was initialized.
 """
 
@@ -40,8 +40,8 @@ class Outcome(Enum):
 
 
 class Copied(NamedTuple):
-    """The offsets of an input partition whose visible records a transaction copies: from that of the first record, up
-    to the one that it commits. Both are the same if it copies no record of the partition."""
+    """The offsets of an input partition whose visible records a transaction copies: from the offset of the first record
+    up to the offset that the transaction commits. Both are equal if it copies no record of the partition."""
 
     partition: PartitionKey
     first_offset: int
@@ -53,7 +53,7 @@ class Transaction:
     """A transaction of one instance of a transactional id, which was initialized with `identity`. `values` are its
     records and their partitions.
 
-    A value is b"NAME/NUMBER" or, of a copy, b"NAME/NUMBER=VALUE", with the value that it copies.
+    A value is b"NAME/NUMBER". The value of a copy is b"NAME/NUMBER=VALUE", with the copied value.
     """
 
     transactional_id: str
@@ -85,12 +85,12 @@ class Read(NamedTuple):
 
 
 class LogHistory:
-    """What the bytes of a log say: the visible records, and where transactions begin and end."""
+    """The visible records of a log, and where its transactions begin and end."""
 
     def __init__(self, log: Buffer) -> None:
         self.visible: list[Read] = []
         self.hidden: dict[bytes, None] = {}
-        # First offset and offset of the marker; infinite if there is none.
+        # The first offset of each transaction, and the offset of its marker; infinite without a marker.
         self.transactions: list[tuple[int, float]] = []
         self.end = 0
         self.old_markers: list[str] = []
@@ -133,8 +133,8 @@ class LogHistory:
 
 
 class TransactionLedger:
-    """All answers to the transactional clients. `progress` is set with every acknowledged commit. `has_faults`: the
-    cluster's, which may cost any member of the group its partitions."""
+    """All answers to the transactional clients. `progress` is set with every acknowledged commit. With `has_faults`
+    the cluster's faults may cost any member of the group its partitions."""
 
     def __init__(self, *, has_faults: bool) -> None:
         self._has_faults = has_faults
@@ -157,10 +157,10 @@ class TransactionLedger:
             self._initialized[transactional_id] = identity, _now_s()
 
     def assigned(self, generation: int, member_id: str, partitions: Iterable[PartitionKey]) -> None:
-        """A member has learned what it owns.
+        """A member has learned its partitions.
 
-        A group without offsets is forgotten when it is empty, and begins again with generation 1, so what members
-        were told before the first commit does not count.
+        Assignments before the first commit do not count: a group without offsets is forgotten when it is empty, and
+        begins again with generation 1.
         """
         if not self.has_offsets:
             return
@@ -217,7 +217,7 @@ class TransactionLedger:
         return [copied.next_offset for copied in self._copied(partition, *outcomes)]
 
     def _copied(self, partition: PartitionKey, *outcomes: Outcome) -> list[Copied]:
-        """What the transactions with these outcomes copy of a partition, in the order of their beginnings."""
+        """The copies of a partition by transactions with these outcomes, in the order of their beginnings."""
         transactions = [each for each in self.transactions if each.outcome in outcomes]
         return [copied for each in transactions for copied in each.copied if copied.partition == partition]
 
@@ -276,8 +276,8 @@ class TransactionLedger:
         """AssertionError unless each last stable offset that was seen is the one of its high watermark, or of a later
         one.
 
-        A former leader follows one that has yet to move its high watermark so far, and goes back to it; it has not
-        forgotten which transactions are decided.
+        The last stable offset may be that of a later high watermark: a former leader that becomes a follower takes the
+        high watermark of the new leader, which may be lower, but still knows which transactions are decided.
         """
         stable = [history.last_stable_offset(each) for each in range(history.end + 1)]
         for high_watermark, seen in sorted(self._stable.get(key, {})):

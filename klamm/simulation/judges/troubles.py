@@ -1,13 +1,13 @@
-"""What befalls a program at its requests: its process stands still, or an answer is lost.
+"""Troubles of a program with its requests: its process stands still, or an answer is lost.
 
     troubles = Troubles(world, node, CLIENT_OPTIONS)
     client = ClusterClient(bootstrap, troubles.options)    # of a program that runs on the node
 
-Chance decides at each request, of whatever kind. A process that stands still (SIGSTOP, a machine that swaps, a long
-garbage collection) neither sends nor reads, and continues as if no time had passed. A lost answer is one to a request
-that the broker has executed.
+Chance decides at each request of any kind. A process that stands still (SIGSTOP, a machine that swaps, a long garbage
+collection) neither sends nor reads, and continues as if no time had passed. When an answer is lost, the broker has
+executed the request.
 
-What must stay true: the connections of the client and of its copies (`ClusterClient.another`) all have the troubles.
+What must stay true: all connections of the client and of its copies (`ClusterClient.another`) have the troubles.
 """
 
 import asyncio
@@ -21,10 +21,11 @@ from klamm.net.client import Connection, ConnectionOptions, Disconnected
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.machine.world import Node, World
 
-# The share of the requests with a standstill, before the request or after its answer, and of those without an answer.
+# The share of requests with a standstill, before the request or after its answer; the share of requests whose answer is
+# lost.
 STANDSTILLS, LOST_ANSWERS = 0.006, 0.01
-# Shorter than a session of the copiers; a little longer, so that the transactions of before are still open; and longer
-# than transactions may be open.
+# Some are shorter than a session of the copiers. Some are a little longer, so that earlier transactions are still open.
+# Some are longer than transactions may be open.
 STANDSTILLS_S = (0.3, 2.0, 4.0, 5.0, 6.0, 8.0, 14.0)
 
 
@@ -40,7 +41,7 @@ class Troubles:
         self._random = random.Random(f"{world.seed}/troubles/{node.name}")
 
     async def _attach(self, connection: Connection) -> int:
-        """Gives a fresh connection the troubles. 0: it needs no second authentication."""
+        """Gives a fresh connection the troubles. Returns 0: the connection needs no reauthentication."""
         send = connection.send
 
         async def troubled(api_key: ApiKey, *arguments: Any, **named: Any) -> Any:
@@ -65,7 +66,7 @@ class Troubles:
             return
         self._world.trace.add(self._node.name, "stands-still", when, api_key.message_name, seconds)
         self._node.stall()
-        # The context of no process, whose timers would stand still.
+        # An empty context: in the context of the stalled process the timer would not run.
         self._world.loop.call_later(seconds, self._continue, process, seconds, context=contextvars.Context())
         await asyncio.sleep(0)
 

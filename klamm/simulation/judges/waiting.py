@@ -1,9 +1,9 @@
-"""The chains of waiting in a cluster that does not become whole: from each partition, broker and controller that waits,
-a chain to the process, link or request at its end.
+"""Explains why a cluster does not become whole: from each partition, broker and controller that waits, a chain leads to
+the process, link or request that it waits for in the end.
 
     events-0 has no leader -> waits for broker 2 of its ISR -> broker 2 has no session -> zookeeper is paused
 
-What must stay true: this module only looks, and it names every wait, also one whose end it does not know.
+What must stay true: this module changes nothing. It names every wait, even if it does not know what the wait ends with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ _Chain = tuple[str, ...]
 
 
 def chains(cluster: SimulatedCluster) -> list[str]:
-    """One line for each chain, except for those that another one ends with. Partitions that wait for the same share a
-    line, which names the first of them."""
+    """One line for each chain that is not the end of another chain. Partitions with the same chain share a line, which
+    names the first of them."""
     found = dict.fromkeys(_all_chains(cluster))
     ends = {chain[at:] for chain in found for at in range(1, len(chain))}
     alike: dict[_Chain, list[_Chain]] = {}
@@ -76,7 +76,7 @@ def _of_follower(cluster: SimulatedCluster, key: PartitionKey, state: LeaderAndI
 
 
 def _of_controller(cluster: SimulatedCluster) -> list[_Chain]:
-    """What the controller waits for; nothing if it has nothing to do."""
+    """The chains of the controller; empty if it has nothing to do."""
     controller_id = cluster.controller_id()
     if controller_id == NO_CONTROLLER:
         return [("there is no controller", *why) for why in _of_zookeeper(cluster) or [()]]
@@ -103,14 +103,14 @@ def _of_controller(cluster: SimulatedCluster) -> list[_Chain]:
 
 
 def _of_broker(cluster: SimulatedCluster, broker_id: int) -> list[_Chain]:
-    """Why a broker does not work; nothing if it does."""
+    """Why a broker does not work; empty if it works."""
     one, name = cluster.brokers[broker_id], f"broker {broker_id}"
     unable = _of_node(one.node)
     if unable and (one.node.process.alive or not one.is_wanted):
         return [(unable,)]
     if one.disk_is_faulty:
         return [(f"the disk of {name} has failed",)]
-    if one.broker is None:  # Its supervisor starts it, again and again if it must.
+    if one.broker is None:  # Its supervisor keeps starting it.
         what = f"{name} is starting"
     elif broker_id not in cluster.state.live_brokers():
         what = f"{name} has no session"
@@ -129,14 +129,14 @@ def _of_zookeeper(cluster: SimulatedCluster) -> list[_Chain]:
 
 
 def _of_node(node: Node) -> str:
-    """Why nothing runs on a machine; empty if something does."""
+    """Why no process runs on a machine; empty if one runs."""
     if not node.process.alive:
         return f"{node.name} is down"
     return f"{node.name} is paused" if node.process.stalled else ""
 
 
 def _of_link(cluster: SimulatedCluster, one: Node, other: Node) -> list[_Chain]:
-    """The directions in which nothing passes between two machines."""
+    """The directions of the link between two machines that are cut."""
     network = cluster.world.network
     return [
         (f"the link from {source.name} to {target.name} is cut",)

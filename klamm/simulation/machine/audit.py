@@ -41,7 +41,7 @@ def armed(fail: Callable[[str], None]) -> Iterator[None]:
     start_thread = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:
-        # Python reports threads under a name of their own in each version, and before 3.12 not at all.
+        # Python's audit event for a new thread differs between versions; before 3.12 there is none.
         _judge("threading.Thread.start", (thread.name,), sys._getframe(1))
         start_thread(thread)
 
@@ -55,14 +55,14 @@ def armed(fail: Callable[[str], None]) -> Iterator[None]:
 
 def _hook(event: str, arguments: tuple[object, ...]) -> None:
     if event == "mmap.__new__" and arguments[0] == _ANONYMOUS:
-        return  # Memory, and no file.
+        return  # An anonymous map is memory, not a file.
     if _fail is not None and (event in FORBIDDEN_EVENTS or event.partition(".")[0] in FORBIDDEN_FAMILIES):
         _judge(event, arguments, sys._getframe(1))
 
 
 def _judge(event: str, arguments: tuple[object, ...], frame: FrameType) -> None:
     if threading.get_ident() != _thread:
-        return  # A real cluster of this process, say.
+        return  # Another thread, for example of a real cluster in this process.
     culprit = _culprit(frame)
     if culprit is not None and (fail := _fail) is not None:
         where = f"{culprit.f_code.co_filename.rpartition('/')[2]}:{culprit.f_lineno}"

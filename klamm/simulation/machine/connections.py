@@ -45,7 +45,7 @@ _BUFFERS = (bytes, bytearray, memoryview)
 
 
 class Links(Protocol):
-    """What a connection needs to know of the network between its hosts."""
+    """The network between two hosts, as a connection sees it."""
 
     loop: SimulatedLoop
     random: random.Random
@@ -84,7 +84,7 @@ class Pipe:
     def __init__(self, links: Links, sender: "Transport", receiver: "Transport") -> None:
         self.sender = sender
         self.receiver = receiver
-        # All written segments whose arrival the sender does not know of.
+        # The bytes of all written segments that are not acknowledged.
         self.under_way_bytes = 0
         self.send_buffer_bytes = links.random.choice(SEND_BUFFER_CHOICES_BYTES)
         self._links = links
@@ -120,7 +120,7 @@ class Pipe:
         self.wake()
 
     def healed(self) -> None:
-        """A link works again; it may belong to this pipe."""
+        """Some link works again. It may not be this pipe's."""
         if self._unacknowledged_bytes and not self._links.is_cut(self.receiver.host, self.sender.host):
             self.under_way_bytes -= self._unacknowledged_bytes
             self._unacknowledged_bytes = 0
@@ -236,7 +236,7 @@ class Pipe:
         return room_bytes
 
     def _take(self, size_bytes: int) -> None:
-        if not self._segments:  # The receiver's process was killed while it took them.
+        if not self._segments:  # The receiver's process was killed while it took the bytes.
             return
         if self._links.is_cut(self.receiver.host, self.sender.host):
             self._unacknowledged_bytes += size_bytes

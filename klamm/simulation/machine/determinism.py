@@ -38,7 +38,7 @@ def assert_same_trace(scenario: str, seed: int) -> list[str]:
 def _start(scenario: str, seed: int, hash_seed: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "klamm.simulation.machine.determinism", scenario, str(seed)],
-        # A scenario may import what this process can, such as what tests share.
+        # A scenario may import the same modules as this process, such as modules that tests share.
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -29,7 +29,8 @@ from klamm.simulation.machine.trace import Trace, checksum
 
 PAGE_BYTES: Final = 4096
 COLD_CHANCE: Final = 0.2
-# A process with more open files is short of descriptors, so that the logs of all runs close files and open them again.
+# A process with more open files is short of descriptors. The limit is low, so that logs close and reopen files in all
+# runs.
 FEW_FILES: Final = 3
 
 
@@ -102,13 +103,13 @@ class Disk:
         self._root = _Directory(now_ms())
         self._journal: list[_NameChange] = []
         self._faults: list[Fault] = []
-        # While descriptors are exhausted: how many files more were closed since than opened.
+        # While descriptors are exhausted: the number of files closed since then, minus the number opened.
         self.spare_descriptors = 0
 
     def fail(self, operation: str, pattern: str, error_number: int = errno.EIO, times: int | None = 1) -> None:
         """Makes operations fail until they have failed `times` times, or (None) until `mend`.
 
-        `operation` is an fnmatch of methods' names in `File` and `FileSystem`, `pattern` one of paths.
+        `operation` is an fnmatch pattern for names of methods of `File` and `FileSystem`, `pattern` is one for paths.
         """
         self._faults.append(Fault(operation, pattern, error_number, times))
 
@@ -118,7 +119,7 @@ class Disk:
         self.capacity_bytes = None
 
     def exhaust_descriptors(self, directory: str) -> None:
-        """A file below this directory can be opened only when another has been closed, until `free_descriptors`."""
+        """Until `free_descriptors`, a file below this directory can be opened only after another file was closed."""
         self.spare_descriptors = 0
         for operation in ("open", "list_directory", "sync_directory", "lock"):
             for pattern in (directory, f"{directory}/*"):
@@ -128,7 +129,7 @@ class Disk:
         self._faults = [fault for fault in self._faults if fault.error_number != errno.EMFILE]
 
     def rot(self, path: str, position: int, bit: int) -> None:
-        """Changes one bit of a file, in memory and on the platter, and tells no program."""
+        """Silently changes one bit of a file, in its current and in its durable content."""
         inode = self.find(path)
         assert isinstance(inode, _Inode)
         self.trace.add(self.name, "rot", path, position, bit)
@@ -141,7 +142,7 @@ class Disk:
         return {path: len(inode.content) for path, inode in self._files(self._root, "/")}
 
     def contents(self, directory: str, suffix: str) -> list[bytes]:
-        """What is in the files of a directory whose names end so, in the order of their names. Raises OSError."""
+        """The contents of the files of a directory whose names end with `suffix`, ordered by name. Raises OSError."""
         entries = self.find_directory(directory).entries
         files = [entries[name] for name in sorted(entries) if name.endswith(suffix)]
         return [bytes(file.content) for file in files if isinstance(file, _Inode)]
@@ -530,7 +531,7 @@ def _all(pending: list[_Change], chance: random.Random) -> list[_Change]:
 
 
 def _torn(pending: list[_Change], chance: random.Random) -> list[_Change]:
-    """The changes up to one that is cut somewhere."""
+    """A prefix of the changes; the last surviving change may be cut short."""
     if not pending:
         return []
     last = chance.randrange(len(pending))
@@ -540,7 +541,7 @@ def _torn(pending: list[_Change], chance: random.Random) -> list[_Change]:
 
 
 def _scattered(pending: list[_Change], chance: random.Random) -> list[_Change]:
-    """Each page survives or not by itself."""
+    """Chance decides for each page whether it survives."""
     survivors: list[_Change] = []
     for position, data in pending:
         if data is None:

@@ -17,12 +17,13 @@ T = TypeVar("T")
 EPOCH_MS = 1_609_459_200_000
 
 BLOCKING_US = (20, 2_000)
-# For the steps of the worker's jobs.
+# The chance that the worker process dies at a step of a job.
 WORKER_DEATHS = 0.01
-# For each job of a background process, however many steps it has; it dies before one of the first.
+# The chance that the background process dies during a job, however many steps the job has. It dies before one of the
+# first steps.
 BACKGROUND_DEATHS = 0.1
 STEPS_BEFORE_DEATH = 20
-# Fewer than make the cleaner take a log for what kills its process, which here is chance.
+# Here chance kills the process. After one more death the cleaner would assume that the log kills it, and skip the log.
 MAX_BACKGROUND_DEATHS = MAX_PROCESS_DEATHS - 1
 
 
@@ -76,7 +77,7 @@ class SimulatedEnvironment(Environment):
                 return value
 
     async def run_in_background(self, work: Callable[..., Generator[float, None, T]], *arguments: object) -> T:
-        """As `run_in_worker`. Every step sees the disk as it is then, as the process would."""
+        """Like `run_in_worker`. As in a real process, each step sees the disk as it is at that time."""
         steps = work(self.file_system, *arguments)
         dies = self._background_deaths < MAX_BACKGROUND_DEATHS and self._delays.random() < BACKGROUND_DEATHS
         steps_left = self._delays.randrange(STEPS_BEFORE_DEATH) if dies else float("inf")

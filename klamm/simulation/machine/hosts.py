@@ -1,7 +1,7 @@
 """Machines of the simulated network, and the ports on which their processes listen.
 
 What must stay true:
-- A port that a host picks itself has never been given out by it before, so that no late segment finds a new owner.
+- A host never picks the same port twice, so that no late segment reaches a new owner of a port.
 - A closed listener frees its port at once; `wait_closed` also waits for its connections, as asyncio's does.
 """
 

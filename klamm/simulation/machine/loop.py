@@ -39,7 +39,7 @@ STEPS_BETWEEN_COLLECTIONS = 50_000
 MAX_STEPS_PER_INSTANT = 1_000_000
 CANCELLED_TIMERS_TO_SWEEP = 1000
 
-# How long other tasks have the loop when a task yields, if yielding takes time (`SimulatedLoop.turns`).
+# How long a task that yields waits for other tasks, if yielding takes time (`SimulatedLoop.turns`).
 TURN_S = (0.0, 0.004)
 
 # CPython's name for the type of the callbacks that run a task's next step.
@@ -47,8 +47,8 @@ TASK_STEP = "TaskStepMethWrapper"
 
 
 class Step:
-    """A callback, and the process whose step it is. It stands for an `asyncio.Handle`, which asks the loop several
-    times in its life whether it is being debugged."""
+    """A callback and its process. It replaces `asyncio.Handle`, which is slower: a handle asks the loop several times
+    whether debugging is on."""
 
     __slots__ = ("arguments", "callback", "context", "is_cancelled", "process")
 
@@ -75,7 +75,7 @@ class Step:
 
 
 class Timer(Step):
-    """A step at a time. It stands for an `asyncio.TimerHandle`."""
+    """A step at a given time. It replaces `asyncio.TimerHandle`."""
 
     __slots__ = ("_loop", "_when_s")
 
@@ -103,7 +103,7 @@ class Timer(Step):
 
 
 def _nothing() -> None:
-    """What remains of a step that is cancelled."""
+    """The callback of a cancelled step."""
 
 
 class LoopNetwork(Protocol):
@@ -129,8 +129,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     network: LoopNetwork
 
-    # When set, a task that yields (`sleep(0)`) continues a little later instead of in the same instant: other tasks
-    # take time meanwhile, in which connections may end and timers run out.
+    # When set, a task that yields (`sleep(0)`) continues a little later instead of in the same instant, as if other
+    # tasks took time meanwhile. In that time connections may end and timers may run out.
     turns: random.Random | None = None
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.processes = [self.outside]
         self.steps = 0
         self.meter = StepMeter()
-        # How many steps there were when the clock moved last.
+        # The number of steps when the clock last moved.
         self._steps_before = 0
         self._now = START_S
         # Virtual microseconds since the start of the world.
@@ -257,7 +257,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             raise ValueError("host and port are needed")
         return await self.network.connect(protocol_factory, host, port)
 
-    async def getaddrinfo(  # type: ignore[override]  # one answer is all there ever is
+    async def getaddrinfo(  # type: ignore[override]  # always one answer
         self,
         host: str | None,
         port: int | str | None,
@@ -445,22 +445,22 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         self._process = self.outside
         with warnings.catch_warnings():
-            # A task that has not begun may hold another coroutine, which stays without an await.
+            # A task that has not begun may hold another coroutine, which is then never awaited.
             warnings.simplefilter("ignore", RuntimeWarning)
             for process in self.processes:
                 for task in process.tasks():
-                    # Code that is closed in its middle may raise any exception.
+                    # A coroutine that is closed in the middle may raise any exception.
                     with suppress(BaseException):
                         cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 
 
 def _keeps_frozen() -> bool:
-    """Whether this process has frozen what outlives its worlds, as the tests' do: modules, and what earlier worlds have
-    left. Collections need not walk through these. Each world of another process freezes them for its own time.
+    """Whether this process keeps the objects frozen that outlive its worlds, such as modules, as test processes do.
+    Garbage collections skip frozen objects. In other processes each world freezes them while it runs.
 
-    A process that has frozen them is asked once: to count them is to walk through them.
+    The answer True is remembered, because counting frozen objects walks through all of them.
     """
-    global _is_kept_frozen  # noqa: PLW0603  # as the garbage collector, of which there is one in a process
+    global _is_kept_frozen  # noqa: PLW0603  # the process has only one garbage collector, too
     _is_kept_frozen = _is_kept_frozen or gc.get_freeze_count() > 0
     return _is_kept_frozen
 
@@ -469,7 +469,7 @@ _is_kept_frozen = False
 
 
 def _has_begun(task_step: Callable[..., object]) -> bool:
-    """Whether the task has begun whose next step this is: then it yields, as it waits for nothing."""
+    """Whether the task of this step has begun. A task that has begun, and whose next step is ready, has yielded."""
     task: asyncio.Task[Any] = task_step.__self__  # type: ignore[attr-defined]  # known by its name
     return cast("CoroutineType[Any, Any, Any]", task.get_coro()).cr_suspended
 

@@ -42,7 +42,7 @@ class Network:
         self.add_host(loop.outside.host)
 
     def add_host(self, name: str) -> Host:
-        """A new machine, reachable by its name and by an address of its own."""
+        """A new machine with its own address. Its name and its address reach it."""
         host = Host(name, f"10.0.{len(self._hosts) // 250}.{len(self._hosts) % 250 + 1}")
         self._hosts[name] = host
         return host
@@ -77,7 +77,7 @@ class Network:
         self._links_changed()
 
     def heal_all(self) -> None:
-        """Every link works again."""
+        """Undoes all cuts."""
         self._cut.clear()
         self.trace.add("network", "heal-all")
         self._links_changed()

@@ -23,7 +23,7 @@ class SimulationFailure(AssertionError):
 
 
 class ProcessDead(RuntimeError):
-    """Raised by the disk and the environment of a process that has been killed, and by waiting for its work."""
+    """Raised by the disk and the environment of a process that has been killed, and to tasks that wait for its work."""
 
 
 class Process:
@@ -56,7 +56,7 @@ class Process:
                 yield task
 
     def kill(self) -> None:
-        """Ends the process between two of its instructions."""
+        """Ends the process at its current instruction."""
         self.alive = False
         self._kept.extend(self.tasks())
 

@@ -1,7 +1,7 @@
 """Records a simulated run: every transaction of ZooKeeper, the controllers' records, and the faults.
 
-What must stay true: a recorded run is the same run. The recorder is called by the run, looks, and starts nothing; it
-reads a controller's records after each transaction, which is before the controller can have dropped them.
+What must stay true: recording does not change the run. The run calls the recorder, which only reads state and starts
+nothing. It reads a controller's records after each transaction, before the controller can have dropped them.
 """
 
 import re
@@ -22,7 +22,7 @@ from klamm.zookeeper.server.tree import ZnodeTree
 _ANYBODY = Caller(0, ())
 _PATH = re.compile(r"path='([^']+)'")
 _END_OF_SESSION = "CloseSessionTxn"
-# What a trace says of a machine, as the entries of a history say it.
+# The trace's words for what happens to a machine, and the history's.
 _SERVERS = {
     "crash": ("server_ended", "was killed"),
     "restart": ("server_started", "starts"),
@@ -56,7 +56,7 @@ class Recorder:
     # -- called by the run --------------------------------------------------------------------------------------------
 
     def starts(self, broker_id: int, broker: Broker) -> None:
-        """The broker of this id is another one from now on."""
+        """A new instance of this broker starts."""
         self._read_records()
         self._brokers[broker_id] = (broker, -1)
 
@@ -70,11 +70,11 @@ class Recorder:
         """A transaction has been applied to the tree."""
         self._read_records()
         if transaction.startswith(_END_OF_SESSION):
-            # Such a transaction names none of the ephemeral znodes that it deletes.
+            # The end of a session deletes ephemeral znodes that the transaction does not name.
             paths = [path for path in self._known if path == CONTROLLER_PATH or path.startswith(f"{BROKER_IDS_PATH}/")]
         else:
             paths = [path for path in dict.fromkeys(_PATH.findall(transaction)) if is_cluster_state(path)]
-            # One transaction elects a controller and sets its epoch, which the entry about the controller tells.
+            # One transaction creates /controller and sets the epoch, which the entry about the controller contains.
             paths.sort(key=lambda path: path != CONTROLLER_EPOCH_PATH)
         for path in paths:
             self._look(tree, path)
@@ -106,9 +106,9 @@ class Recorder:
         found: list[tuple[int, Json]] = []
         for broker_id, (broker, last) in self._brokers.items():
             if not hasattr(broker, "parts"):
-                continue  # It has not come so far.
+                continue  # The broker is not that far in its start.
             records = broker.parts.controller.state_changes.records(last)
-            # A wrong clock neither goes ahead of the run nor, as the writer sees to, back.
+            # With a wrong clock the times still stay behind the run's; the writer ensures that they do not go back.
             found += [(min(each.record.time_ms, now_ms), each.described(broker_id)) for each in records]
             if records:
                 self._brokers[broker_id] = (broker, records[-1].sequence)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Module, name of the constant, its value inside the context. A name that does not exist is an error, so the table
-# follows the code.
+# cannot become outdated.
 SMALL = (
     ("klamm.broker.metadata_updates", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.handlers.altered_resources", "RESOURCES_PER_SLICE", 1),

@@ -25,7 +25,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self._is_off_the_loop = False
-        # Counts of the current step, which is judged only if it has an operation.
+        # The counts of the current step. A step without an operation is not judged.
         self.operations = 0
         self._read_bytes = self._syncs = 0
 
@@ -42,7 +42,7 @@ class StepMeter:
 
     @contextmanager
     def off_the_loop(self) -> Iterator[None]:
-        """Work inside this context stands for the work of another thread."""
+        """Work inside this context represents work of another thread, and is not counted."""
         self._is_off_the_loop = True
         try:
             yield

@@ -62,7 +62,7 @@ class Trace:
         self._clock_us = clock_us
         self.lines: list[str] = []
         self.on_event: Callable[[str, str, tuple[object, ...]], None] | None = None
-        """Called with what `add` is called with. It may not change the run."""
+        """Called with the arguments of each `add`. It may not change the run."""
 
     def add(self, where: str, what: str, *details: object) -> None:
         """Adds a line. `where` is a node or a connection."""

@@ -11,11 +11,11 @@
 
     world.run(scenario())
 
-What a program starts while it runs on a node (tasks, timers, connections) belongs to that node's process. A crash ends
-the process between two instructions. After that none of its code runs, not even its `finally` blocks; its peers see
-their connections end a little later; its disk keeps the data that the kernel (or, when the machine dies, the platter)
-has. A stall stops the process as SIGSTOP does: its code does not run, its kernel still accepts connections and takes
-bytes while there is room for them, and after a resume all callbacks that are due run.
+The tasks, timers and connections that a program starts on a node belong to that node's process. A crash ends the
+process between two instructions. After that none of its code runs, not even its `finally` blocks; its peers see their
+connections end a little later; its disk keeps the data that the kernel has or, when the machine dies, that are durable.
+A stall stops the process as SIGSTOP does: its code does not run, but its kernel still accepts connections and takes
+bytes while there is room for them. After a resume all callbacks that are due run.
 
 What must stay true: the same seed and the same code give the same trace, in every Python process.
 """
@@ -75,7 +75,7 @@ class World:
 
     @contextmanager
     def recorded(self, path: str | Path | None, scenario: str = "python -m klamm.simulation") -> Iterator[None]:
-        """Inside, the run is recorded in this file; None records nothing. Raises OSError."""
+        """Inside this context the run is recorded in the file; None records nothing. Raises OSError."""
         if path is None:
             yield
             return
@@ -113,7 +113,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Its IP address."""
+        """The machine's IP address."""
         return self._host.address
 
     def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
@@ -130,7 +130,7 @@ class Node:
         return outcome
 
     def crash(self, *, machine: bool = False) -> None:
-        """Kills the process, with `machine` the machine too: data that is not durable on its disk may be lost."""
+        """Kills the process. With `machine` the machine dies too, and data that are not durable may be lost."""
         self.process.check_alive()
         self._world.trace.add(self.name, "crash", "machine" if machine else "process")
         if self.process.stalled:
@@ -149,7 +149,7 @@ class Node:
         self._waiting.clear()
 
     def restart(self) -> None:
-        """Creates a new process on the same machine, with a new `environment`; it runs no code yet."""
+        """Creates a new process on the same machine, with a new `environment`. The process runs no code yet."""
         if self.process.alive:
             raise RuntimeError(f"{self.process} is still alive")
         self._world.trace.add(self.name, "restart")

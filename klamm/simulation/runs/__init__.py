@@ -1,1 +1,1 @@
-"""Runs of random faults: what is left out in a run, when faults begin and end, damage to disks, and shrinking."""
+"""Runs of random faults: which faults a run has, when they begin and end, damage to disks, and shrinking."""

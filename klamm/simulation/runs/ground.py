@@ -1,5 +1,4 @@
-"""What faults of a run have in common: the cluster that they hit, the chance of their step, and waiting for what they
-bring about."""
+"""The base of the faults of a run: the cluster that they hit, the chance of their step, and waits for their effects."""
 
 import asyncio
 import contextlib
@@ -13,14 +12,14 @@ from klamm.simulation.workloads.schedule import step_chance
 
 # Shorter and longer than a session (6 s), and than the lag that drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
-# How long the outcome of one part of a fault is waited for; then the fault continues without it.
+# How long a fault waits for the outcome of one of its parts. Then it continues.
 PART_S = 10.0
-# How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
+# How long the death of a machine waits until the cluster is whole, and later until the machine is out of all ISRs.
 PATIENCE_S = 60
 
 
 class Ground:
-    """The ground that faults stand on: a cluster, and an administrator who works there."""
+    """The base of classes with faults: a cluster and its administrator."""
 
     def __init__(self, cluster: SimulatedCluster, administrator: Administrator) -> None:
         self.cluster = cluster
@@ -50,11 +49,11 @@ class Ground:
         return False
 
     def replicas(self, key: PartitionKey) -> tuple[int, ...]:
-        """The assigned replicas; none when the topic is gone."""
+        """The assigned replicas; empty when the topic is gone."""
         return self.cluster.state.replicas(key[0]).get(key[1], ())
 
     async def passed(self, has_come: Callable[[], bool]) -> None:
-        """Returns when it `has_come`, or after a while."""
+        """Returns when `has_come()`, or after `PART_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PART_S):
                 await self.cluster.until(has_come)

@@ -48,22 +48,23 @@ SECONDS_UNTIL_RESET = 0.01
 SESSION_OUTAGES_S = (3.0, 10.0, 20.0)
 LOOKS_FOR_A_PROMOTION = 2_000
 SECONDS_BETWEEN_LOOKS = 0.0005
-# How wrong a broker's wall clock is set at most, and how much it gains or loses in a second: far more than a real one.
+# How wrong a broker's wall clock may be set, and how much it may gain or lose in a second: far more than a real clock.
 CLOCK_ERROR_MS = 1_500
 CLOCK_DRIFT = 0.005
-# How many of the runs end with an election whose answer is lost: after others, the next election makes up for it.
+# The share of runs that end with an election whose answer is lost. Earlier in a run, the next election would hide the
+# effects.
 SHARE_OF_LOST_ELECTIONS = 0.25
 # How long a ZooKeeper ensemble has no leader.
 ELECTIONS_S = (0.0, 0.2, 1.0, 3.0)
 
-# The kind of a fault or of operators' work, and what does it.
+# The name of a fault or of operators' work, and the function that does it.
 NamedAction = tuple[str, Callable[[], Awaitable[None]]]
 
 
 class RandomFaults(Ground):
     """The safety phase of one run.
 
-    Only where the clients expect it, logs rot and wall clocks drift.
+    Logs rot and wall clocks drift only if the clients of the run expect it.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class RandomFaults(Ground):
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
         ]
-        # Drawn for the end of a run only.
+        # Only the end of a run has this fault.
         self._last = ("lose-election", self._lose_election)
         self._running: list[asyncio.Task[None]] = []
         self._alone = [self._kill_one_machine, self._rot.rot_replica, self._lose_election]
@@ -126,7 +127,7 @@ class RandomFaults(Ground):
             self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
 
     def draw(self, count: int | None = None) -> tuple[Step, ...]:
-        """Steps for `replay`, drawn from the seed of the world; so is their number, unless it is given."""
+        """Steps for `replay`, drawn from the seed of the world. Their number is drawn too, unless it is given."""
         chance = random.Random(f"{self.world.seed}/schedule")
         drawn_count = chance.choice(STEPS)
         count = drawn_count if count is None else count
@@ -187,7 +188,8 @@ class RandomFaults(Ground):
         broker.start()
 
     async def _kill_at_promotion(self) -> None:
-        """Kills the next broker whose log is replaced by its copy in another log directory, between the two renames."""
+        """Moves replicas to other log directories, and kills a broker between the two renames that replace a log by its
+        new copy."""
         self.administrator.begin(self.administrator.move_replicas)
         for _ in range(LOOKS_FOR_A_PROMOTION):
             for broker in self.cluster.brokers.values():
@@ -211,11 +213,11 @@ class RandomFaults(Ground):
         await asyncio.sleep(0.1)
 
     async def _until_out_of_all_isrs(self, broker: SimulatedBroker) -> bool:
-        """Whether a broker that was killed has left each ISR once, in time."""
+        """Whether a killed broker leaves each ISR once within `PATIENCE_S`."""
         left: set[PartitionKey] = set()
 
         def is_out_of_all_isrs() -> bool:
-            # The last member of an ISR stays.
+            # The last member never leaves an ISR.
             states = {
                 key: state for key, state in self.cluster.state.partitions().items() if len(self.replicas(key)) > 1
             }
@@ -245,14 +247,14 @@ class RandomFaults(Ground):
         broker.start()
 
     async def _roll_brokers(self) -> None:
-        """Stops and starts one broker after the other, as an upgrade does; it does not wait for the ISRs."""
+        """Stops and starts one broker after the other, as an upgrade does, without waiting for the ISRs."""
         for broker in self.cluster.brokers.values():
             await broker.stop()
             broker.start()
             await asyncio.sleep(self.random.uniform(0, 2))
 
     async def _set_clock(self) -> None:
-        """Sets a broker's clock, forward or back. It stays wrong."""
+        """Sets a broker's clock forward or back. The clock stays wrong."""
         self._set(self.broker())
 
     def _set(self, broker: SimulatedBroker) -> None:
@@ -262,8 +264,8 @@ class RandomFaults(Ground):
         broker.node.clock.set_wrong(ahead_ms, drift)
 
     async def _elect_ensemble(self) -> None:
-        """The ZooKeeper ensemble loses its leader and elects another: transactions that no client has seen are gone,
-        all connections end, and clients connect to other members, some of them to the one that lags."""
+        """The ZooKeeper ensemble loses its leader and elects another. Transactions that no client has seen are lost.
+        All connections end, and clients connect to other members; some connect to the member that lags."""
         zookeeper = self.cluster.zookeeper
         if not zookeeper.node.process.alive:
             return
@@ -275,7 +277,7 @@ class RandomFaults(Ground):
         try:
             await zookeeper.start()
         except ProcessDead:
-            return  # Another fault has killed it during its start; that fault starts it again.
+            return  # Another fault has killed ZooKeeper during its start, and will start it again.
 
     async def _stall_broker(self) -> None:
         await self._stall(self.broker().node)
@@ -300,7 +302,7 @@ class RandomFaults(Ground):
             try:
                 await zookeeper.start()
             except ProcessDead:
-                return  # Another fault has killed it during its start; that fault starts it again.
+                return  # Another fault has killed ZooKeeper during its start, and will start it again.
 
     def _link(self) -> tuple[str, str]:
         names = [broker.node.name for broker in self.cluster.brokers.values()]
@@ -310,7 +312,7 @@ class RandomFaults(Ground):
     async def _break_connections(self) -> None:
         """Resets the connections between two machines repeatedly, in the middle of their exchanges.
 
-        Often the machines are the controller's and a broker's, whose requests are the hardest to repeat.
+        Often the machines are the controller and a broker, because requests between these are the hardest to repeat.
         """
         one, other = self._link()
         controller, broker = self.cluster.brokers.get(self.cluster.controller_id()), self.broker()
@@ -321,8 +323,8 @@ class RandomFaults(Ground):
             await asyncio.sleep(self.random.uniform(0, 0.2))
 
     async def _lose_answers(self) -> None:
-        """Resets the controller's connections to ZooKeeper right after transactions, whose answers are then lost, and
-        moves the controller between two others: its elections, and the work that begins with them, are torn, too."""
+        """Resets the controller's connections to ZooKeeper right after transactions, so that their answers are lost.
+        Also moves the controller in between, so that elections and failovers are interrupted too."""
         zookeeper = self.cluster.zookeeper
         await self._bounce_broker()
         with contextlib.suppress(TimeoutError):
@@ -337,8 +339,8 @@ class RandomFaults(Ground):
                         self.administrator.begin(self.administrator.move_controller)
 
     async def _lose_election(self) -> None:
-        """The controller moves, and the answer to the election is lost: its broker only finds its own id in
-        /controller. Runs while no other fault is active, and no other election follows."""
+        """The controller moves, and the new controller does not get the answer to its election: it only finds its own
+        id in /controller. Runs while no other fault is active. No other election follows."""
         cluster = self.cluster
         self.administrator.begin(self.administrator.move_controller)
         with contextlib.suppress(TimeoutError):
@@ -348,8 +350,8 @@ class RandomFaults(Ground):
                 await self._lose_answer(cluster.brokers[cluster.controller_id()])
 
     async def _delay_stop_replica(self) -> None:
-        """The controller cannot reach a replica when it wants to stop it, and is paused. Its request arrives when the
-        next controller has perhaps taken the reassignment back."""
+        """The controller cannot reach a broker to which it sends StopReplica, and is then paused. Its request may
+        arrive after the next controller has reverted the reassignment."""
         cluster, network = self.cluster, self.world.network
         former = cluster.controller_id()
         keys = [key for key in cluster.state.partitions() if key[0] == TOPIC and former != cluster.leader(*key)]
@@ -378,7 +380,7 @@ class RandomFaults(Ground):
             controller.resume()
 
     async def _recreate_topic(self) -> None:
-        """A broker dies, and a topic leaves it, is deleted and created again, with a replica on this broker, which
+        """A broker dies. A topic is moved away from it, deleted, and created again with a replica on this broker, which
         still has the former log. Without topic ids a broker cannot tell the two topics apart."""
         administrator, state = self.administrator, self.cluster.state
         name = administrator.take_name()
@@ -398,23 +400,23 @@ class RandomFaults(Ground):
         administrator.give_back(name)
 
     def _hosts(self, topic: str) -> set[int]:
-        """The brokers of a topic, none if there is no such topic."""
+        """The brokers of a topic; empty if the topic does not exist."""
         known = self.cluster.state.replicas(topic) if topic in self.cluster.state.topics() else {}
         return {broker_id for replicas in known.values() for broker_id in replicas}
 
     async def _done(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Begins operators' work, and returns when it is done, or after a while."""
+        """Begins operators' work. Returns when it is done, or after `PART_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PART_S):
                 await asyncio.shield(self.administrator.begin(work))
 
     async def _reassigned(self, key: PartitionKey, replicas: Sequence[int], has_come: Callable[[], bool]) -> None:
-        """Asks for the replicas, and returns when it `has_come`, or after a while."""
+        """Starts a reassignment. Returns when `has_come()`, or after `PART_S`."""
         self.administrator.begin(lambda: self.administrator.reassign(key, replicas))
         await self.passed(has_come)
 
     async def _lose_answer(self, broker: SimulatedBroker) -> None:
-        """The reset overtakes the answer, which is held up until then."""
+        """Delays the answer of ZooKeeper, so that the reset arrives before it."""
         name, zookeeper = broker.node.name, self.cluster.zookeeper.node.name
         self.world.network.cut_one_way(zookeeper, name)
         self.world.network.end_connections(name, zookeeper)
@@ -436,10 +438,10 @@ class RandomFaults(Ground):
         self.world.network.heal(broker, zookeeper)
 
     async def _isolate_broker(self) -> None:
-        """Only clients still reach the broker; often it is the coordinator of the group."""
+        """Only clients still reach the broker. Often the broker is the coordinator of the group."""
         broker = self.broker()
         if self._members and self.random.random() < 0.5:
-            with contextlib.suppress(KeyError):  # The group has no coordinator yet, or now.
+            with contextlib.suppress(KeyError):  # The group has no coordinator at present.
                 broker = self.cluster.brokers[self.cluster.coordinator(GROUP)]
         names = [each.node.name for each in self.cluster.brokers.values() if each is not broker]
         names.append(self.cluster.zookeeper.node.name)
@@ -487,7 +489,7 @@ class RandomFaults(Ground):
 
 
 def _half(chance: random.Random, actions: Sequence[NamedAction]) -> list[NamedAction]:
-    """The actions of half of the kinds; at least one kind."""
+    """A random half of the actions, at least one."""
     kinds = list(dict.fromkeys(name for name, _ in actions))
     always = chance.choice(kinds)
     kept = {kind for kind in kinds if chance.random() < SHARE_OF_KINDS or kind == always}

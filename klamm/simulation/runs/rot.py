@@ -1,6 +1,7 @@
-"""The fault that a bit of one replica's log changes, until an operator removes the log.
+"""Bit rot: a bit of one replica's log changes. The log stays damaged until an operator removes it.
 
-What must stay true: other replicas have the records, so only one log is rotten at a time, in a cluster that was whole.
+What must stay true: other replicas have the records. So only one log is rotten at a time, and the cluster is whole when
+it begins.
 """
 
 import asyncio
@@ -19,17 +20,17 @@ from klamm.simulation.workloads.clients import ROTTING_TOPICS, TOPIC
 from klamm.simulation.workloads.group_workload import GroupMember
 from klamm.storage.segments.segment import LOG_SUFFIX
 
-# The share of logs of coordinators among those that rot: what a coordinator loads is its own.
+# The share of coordinators' logs among the logs that rot: a coordinator loads its state only from its own log.
 SHARE_OF_COORDINATORS = 0.4
-# How long a broker works with a rotten log: shorter than the lag that drops a follower out of the ISR (5 s), since a
-# leader whose last batch is rotten may not acknowledge alone what goes when its log is removed.
+# How long a broker works with a rotten log. Shorter than the lag that drops a follower out of the ISR (5 s): a leader
+# that is alone in the ISR would acknowledge records that are lost when its rotten log is removed.
 ROTTEN_S = (0.0, 0.5, 3.0)
-# Then the followers have what was committed before.
+# After this time the followers have all records that were committed before.
 SECONDS_OF_SILENCE = 0.5
 
 
 class Rot:
-    """Lets logs of one cluster rot, for which it silences the members of its group."""
+    """Lets logs of one cluster rot, and silences the members of its group for it."""
 
     def __init__(self, ground: Ground, members: Sequence[GroupMember]) -> None:
         self._ground = ground
@@ -42,14 +43,14 @@ class Rot:
         return self._ground.random
 
     async def rot_replica(self) -> None:
-        """One bit of one replica's log changes, in a cluster that is whole. The broker works with the log, and after a
-        restart too, until an operator removes the log from the stopped broker, which then copies it again.
+        """One bit of one replica's log changes, in a cluster that is whole. The broker works with the log, also after a
+        restart. Then an operator stops the broker and removes the log, and the broker copies it again from the leader.
 
         Runs while no other fault is active.
         """
         if not await self._ground.is_whole():
             return
-        # A topic first: some have many more segments than others.
+        # The topic is chosen first, because some topics have many more segments than others.
         topics = [each for each in ROTTING_TOPICS if each in self._cluster.state.topics()]
         internal = [each for each in topics if each in INTERNAL_TOPICS]
         topic = self._random.choice(internal if internal and self._random.random() < SHARE_OF_COORDINATORS else topics)
@@ -84,7 +85,8 @@ class Rot:
         return False
 
     async def _rot_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
-        """A log of a topic that producers write. If its broker leads, another broker may be told to copy that log."""
+        """Rots a log of a topic that producers write. If its broker leads, another broker may be told to copy that
+        log."""
         broker = self._ground.broker()
         keys = [(topic, number) for number in self._cluster.state.replicas(topic)]
         files = {path: key for key in keys for path, size_bytes in _log_files(broker, key).items() if size_bytes}
@@ -101,7 +103,7 @@ class Rot:
             position = self._random.randrange(broker.node.disk.sizes()[path])
         self._rot(broker, path, position)
         if is_copied:
-            # A broker that is to replace a follower asks for the whole log, which its leader must not pass on.
+            # A broker that replaces a follower fetches the whole log. The leader must not pass the damaged batch on.
             followers = [each for each in self._ground.replicas(key) if each != broker.broker_id]
             wanted = [broker.broker_id, *followers[1:], self._random.choice(free)]
             self._administrator.begin(lambda: self._administrator.reassign(key, wanted))
@@ -111,8 +113,8 @@ class Rot:
         return key, broker
 
     async def _rot_coordinators_log(self, topic: str) -> tuple[PartitionKey, SimulatedBroker] | None:
-        """A log of a broker that then becomes the coordinator and loads the log, mostly while no member of a group
-        commits: what is newest in the log counts."""
+        """Rots a log of a broker that then becomes the coordinator and loads the log. Mostly no member of a group
+        commits meanwhile, so that the newest records in the log are the ones that count."""
         sizes = {}
         for number in self._cluster.state.replicas(topic):
             for follower in self._ground.replicas((topic, number)):
@@ -150,19 +152,19 @@ class Rot:
             broker.kill()
 
     async def _lead(self, broker: SimulatedBroker, key: PartitionKey) -> None:
-        """A preferred election makes the broker the partition's leader, which lasts a moment."""
+        """Makes the broker the partition's leader by a preferred leader election, and waits a moment for it."""
         others = [each for each in self._ground.replicas(key) if each != broker.broker_id]
         self._administrator.begin(lambda: self._administrator.lead(key, [broker.broker_id, *others]))
         await self._ground.passed(lambda: self._cluster.leader(*key) == broker.broker_id)
 
 
 def _operator(broker: SimulatedBroker) -> SimulatedFileSystem:
-    """The broker's files, for another program than the broker."""
+    """The broker's files, as a program other than the broker sees them."""
     return SimulatedFileSystem(broker.node.disk, Process("operator", broker.node.name))
 
 
 def _log_files(broker: SimulatedBroker, key: PartitionKey) -> dict[str, int]:
-    """The segments that a broker has of a partition, also in directories that are to be deleted, and their sizes."""
+    """The segments of a partition on a broker and their sizes, including directories that are to be deleted."""
     return {
         path: size_bytes
         for path, size_bytes in broker.node.disk.sizes().items()
@@ -171,7 +173,7 @@ def _log_files(broker: SimulatedBroker, key: PartitionKey) -> dict[str, int]:
 
 
 def _checked_bytes(broker: SimulatedBroker, path: str) -> list[range]:
-    """The bytes of each batch that its checksum covers; the first byte of a file that has only room for batches."""
+    """The bytes of each batch that its checksum covers. The first byte for a file without batches."""
     covered = []
     with contextlib.suppress(KafkaError):  # A preallocated file ends with zeros.
         for position, header in iterate_batches(_operator(broker).read_file(path), allow_partial_end=True):

@@ -5,7 +5,7 @@ the steps, then quarters, and so on down to single steps, as long as the run sti
 and the shape simpler where the failure allows it: fewer brokers and clients, no racks, no lag. No single step can be
 left out of the result, but a schedule with other steps may be shorter.
 
-What must stay true: the result has failed, with the same `signature` as the schedule that was given.
+What must stay true: the result has been run, and has failed with the same `signature` as the given schedule.
 """
 
 import re
@@ -23,7 +23,7 @@ def _without_client(shape: RunShape, client: str) -> RunShape:
     return replace(shape, clients=tuple(each for each in shape.clients if each != client))
 
 
-# What to try instead, one after the other.
+# Simplifications of a shape, to be tried one after the other.
 SIMPLER_SHAPES: Sequence[Callable[[RunShape], RunShape]] = (
     lambda shape: replace(shape, small_slices=False),
     lambda shape: replace(shape, lagging=()),
@@ -38,8 +38,9 @@ SIMPLER_SHAPES: Sequence[Callable[[RunShape], RunShape]] = (
 
 
 def signature(error: BaseException) -> str:
-    """What two failures have in common when they have the same cause: the kind of the error, the beginning of its first
-    line without numbers, that of the second line if the first announces a list, and the same of what caused the error.
+    """Equal for failures that probably have the same cause. Consists of the kind of the error, the beginning of its
+    first line without numbers, the beginning of the second line if the first announces a list, and the signature of its
+    cause.
     """
     lines = (*str(error).splitlines(), "")
     told = _beginning(lines[0])
@@ -54,7 +55,7 @@ def _beginning(line: str) -> str:
 
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], max_runs: int) -> Schedule:
-    """The least schedule found that `fails`, in at most `max_runs` calls of it. `schedule` is known to fail."""
+    """The shortest failing schedule found with at most `max_runs` calls of `fails`. `schedule` is known to fail."""
     tried: dict[Schedule, bool] = {}
 
     def still_fails(candidate: Schedule) -> bool:
@@ -92,7 +93,7 @@ def _fewest(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> S
 
 
 def _without(steps: Sequence[Step], start: int, end: int) -> Sequence[Step]:
-    """The steps before `start` and from `end` on, which begin when they did."""
+    """The steps before `start` and from `end` on. They begin at the same times as before."""
     rest = list(steps[end:])
     if rest:
         left_out_s = sum(step.pause_s for step in steps[start:end])

@@ -1,3 +1,3 @@
-"""Rules over what brokers do, looked at while it happens: states in ZooKeeper, deletions, events, generations of
-groups.
+"""Rules for the actions of brokers, checked at the moment of the action: states in ZooKeeper, deletions, events,
+generations of groups.
 """

@@ -1,8 +1,9 @@
 """Checks that a coordinator forgets the committed offsets of a deleted topic.
 
 What must stay true: after a broker has handled an UpdateMetadata that says that a partition is deleted, no group that
-it coordinates has an offset of that partition from before. This holds for any earlier state of the broker's metadata,
-and for repeated requests; otherwise a new topic of that name would be read from where the old topic ended.
+it coordinates has an offset of that partition from before. Otherwise consumers would begin to read a new topic of that
+name at the offset where the old topic ended. The rule holds for any earlier metadata of the broker, and for repeated
+requests.
 
 The coordinator does not wait for the tombstones that tell the next coordinator (see `klamm.coordinator`), so the check
 runs right after each request, not at the end of a run.
@@ -25,7 +26,7 @@ from klamm.simulation.machine.process import SimulationFailure
 T = TypeVar("T")
 
 LOAD_CHECK_INTERVAL_S = 0.05
-# In runs whose clocks are wrong.
+# For runs with wrong clocks.
 MOST_CLOCK_ERROR_MS = 5_000
 
 
@@ -62,7 +63,7 @@ def _terms(services: Services) -> dict[int, int]:
 
 
 async def _check(services: Services, deleted: list[PartitionKey]) -> None:
-    """Checks the groups that this broker coordinates now; groups that are still loading, as soon as they are loaded."""
+    """Checks the groups that this broker coordinates now. Groups that are still loading are checked once loaded."""
     told_at_ms, terms = services.environment.now_ms() - _clock_error_ms(services.environment), _terms(services)
     coordinator = services.group_coordinator
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -77,7 +78,7 @@ async def _check(services: Services, deleted: list[PartitionKey]) -> None:
 
 
 def _clock_error_ms(environment: Environment) -> int:
-    """How far behind the clock of the coordinator may have been that wrote an offset."""
+    """How far the clock may have been behind when a coordinator wrote an offset."""
     is_right = isinstance(environment, SimulatedEnvironment) and environment.clock.is_right
     return 0 if is_right else MOST_CLOCK_ERROR_MS
 

@@ -1,7 +1,7 @@
 """Checks that each event of a controller ends exactly once.
 
-What must stay true: an event that was queued is processed or preempted, not both, and does not vanish, whatever becomes
-of the controller. When it has ended, its sender has an answer.
+What must stay true: an event that was queued is either processed or preempted, and never vanishes, whatever happens to
+the controller. When it has ended, its sender has an answer.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from klamm.simulation.machine.process import SimulationFailure
 
 
 class _WitnessedQueue(deque[object]):
-    """A queue that tells of what is put into it."""
+    """A queue that reports each item that is put into it."""
 
     def __init__(self, on_put: Callable[[object], None]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class _WitnessedQueue(deque[object]):
 
 
 class EventWitness:
-    """Looks at one controller's events. `on_violation` gets the SimulationFailure."""
+    """Checks one controller's events. `on_violation` gets the SimulationFailure."""
 
     def __init__(self, events: ControllerEventManager, broker_id: int, on_violation: OnFailure) -> None:
         self._events = events
@@ -60,7 +60,7 @@ class EventWitness:
             await self._process(event)
         except BaseException:
             self._ended(event)
-            # The manager answers its sender next.
+            # Right after this, the manager answers the event's sender.
             asyncio.get_running_loop().call_soon(self._check_answer, event)
             raise
         self._ended(event)
@@ -68,7 +68,7 @@ class EventWitness:
 
     def _preempted(self, event: ControllerEvent, queue_time_ms: float) -> None:
         self._preempt(event, queue_time_ms)
-        # A manager that is closed preempts what it would have queued.
+        # A closed manager preempts new events instead of queueing them.
         is_closed = self._events.state is ControllerState.CONTROLLER_SHUTDOWN
         if not is_closed or id(event) in self._open:
             self._ended(event)

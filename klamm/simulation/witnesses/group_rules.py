@@ -1,8 +1,8 @@
-"""Checks that a coordinator takes commits only from members of the present generation.
+"""Checks that a coordinator takes commits only from members of the current generation.
 
-What must stay true when the records of a commit are given to the log: the group is in the generation that the commit
-names, and has its member; a commit that names no generation comes while the group has no members, or in a transaction
-(before KIP-447 producers name none).
+What must be true when the records of a commit are appended to the log: the group is in the commit's generation, and
+has its member. A commit without a generation is appended only while the group has no members, or in a transaction:
+before KIP-447 producers send no generation.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ from klamm.simulation.machine.process import SimulationFailure
 
 
 class _Sender(NamedTuple):
-    """Whom a commit names; a negative generation is none, and so is an empty member id."""
+    """The sender of a commit. A negative generation or an empty member id means that the commit names none."""
 
     generation_id: int
     member_id: str
@@ -58,7 +58,7 @@ def watch_group_commits(coordinator: GroupCoordinator, manager: GroupMetadataMan
         check(manager.get(group_id))
         return await store_in_transaction(group_id, *rest)
 
-    # The only ways by which commits come.
+    # All commits take one of these ways.
     vars(coordinator).update(
         commit_offsets=noting(commit, is_in_transaction=False),
         commit_transactional_offsets=noting(commit_in_transaction, is_in_transaction=True),

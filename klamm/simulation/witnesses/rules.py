@@ -1,19 +1,20 @@
-"""Rules over what brokers do with records, judged in the moment in which they do it.
+"""Rules for the actions of brokers on records, checked at the moment of each action.
 
-The checks of what was lost (`verdict`, `transaction_ledger`, `compacting`) need a fault that makes the loss happen. A
-rule needs only the deed. So a run fails with its first violation, not with the last consequence of it.
+The checks at the end of a run (`verdict`, `transaction_ledger`, `compacting`) find a fault of a broker only if another
+fault turns it into a loss. A rule needs only the wrong action, so a run fails at its first violation.
 
-What must stay true, of each partition that a broker hosts:
-- Only the leader of a leader epoch, as ZooKeeper has named it, appends in that epoch. The leader epoch never goes back.
-- An append with acks=all begins with at least min.insync.replicas in sync, as far as the leader knows (Kafka counts the
-  ISR that is committed, without a replica that is about to join). It is acknowledged when as many have the records.
-- A replica that a leader takes into the ISR has all that the leader's log had when the leader epoch began.
-- A consumer gets no record from the high watermark on, and with read_committed none from the last stable offset on. The
-  last stable offset is where the first transaction begins that has no marker below the high watermark.
-- A producer that was fenced appends nothing: the epochs of a producer id only rise in a log.
+What must be true of each partition that a broker hosts:
+- Only the leader that ZooKeeper names for a leader epoch appends in that epoch. The leader epoch never goes back.
+- An append with acks=all begins only if at least min.insync.replicas are in sync, as far as the leader knows. As in
+  Kafka, the committed ISR counts, without a replica that is about to join. The append is acknowledged only when at
+  least min.insync.replicas have the records.
+- A replica that a leader adds to the ISR has all records that the leader's log had when the leader epoch began.
+- A consumer gets no record at or above the high watermark. With read_committed it gets no record at or above the last
+  stable offset, the first offset of the first transaction without a marker below the high watermark.
+- A fenced producer appends nothing: in a log, the epochs of a producer id only rise.
 
-A rule takes its evidence from elsewhere than the code that it judges: from the bytes of logs, from the znodes, from the
-other brokers.
+A rule does not take its evidence from the code that it judges, but from the bytes of logs, the znodes and the other
+brokers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,11 +46,11 @@ from klamm.storage.log.log import AppendInfo, Log
 from klamm.storage.log.truncation import Truncation
 
 HostedPartition = Callable[[int, PartitionKey], Partition | None]
-"""What a broker hosts, by its id; None if it hosts no such partition, or is not up."""
+"""Returns a broker's hosted partition; None if the broker does not host it or is down."""
 
 
 class ProducersOfLog:
-    """What the batches of a log say of its producers: where their transactions begin and end, and their epochs."""
+    """The transactions and epochs of the producers in the batches of a log."""
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
@@ -73,13 +74,13 @@ class ProducersOfLog:
         return self._epochs.get(producer_id, -1)
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """That of every replica with this high watermark and these batches."""
+        """The last stable offset of every replica with this high watermark and these batches."""
         undecided = [first for first, marker in self._ended if marker >= high_watermark]
         return min([high_watermark, *undecided, *self._open.values()])
 
 
 class Rules:
-    """See the module. `watch` makes a broker's partitions obey; `on_violation` gets the SimulationFailure."""
+    """See the module. `watch` checks a broker's partitions from then on. `on_violation` gets the SimulationFailure."""
 
     def __init__(self, state: StateChecker, hosted: HostedPartition, on_violation: OnFailure) -> None:
         self.state = state
@@ -100,14 +101,14 @@ class Rules:
             results = await fetch(wanted, replica_id=replica_id, isolation_level=isolation_level, **options)
             if replica_id == CONSUMER_REPLICA_ID:
                 for (topic, want), cuts, result in zip(wanted, before, results, strict=True):
-                    # A replica that was truncated meanwhile has other records than those that were read.
+                    # A replica that was truncated meanwhile no longer has the records that were read.
                     if result.records and cuts is not None and cuts == _cuts(manager, (topic, want)):
                         partition = manager.hosted_partition((topic, want.partition))
                         assert isinstance(partition, RuledPartition)
                         self._fetched(broker_id, partition, want.fetch_offset, result, isolation_level)
             return results
 
-        manager.fetch = ruled  # type: ignore[method-assign]  # the one place that all fetches pass
+        manager.fetch = ruled  # type: ignore[method-assign]  # all fetches pass this method
 
     def _fetched(
         self, broker_id: int, partition: "RuledPartition", offset: int, result: Any, isolation_level: int
@@ -128,15 +129,15 @@ class Rules:
 
 
 def _cuts(manager: ReplicaManager, wanted: Wanted) -> tuple[int, int] | None:
-    """Names what a broker hosts as this partition, and how often it was truncated."""
+    """The identity of the broker's hosted partition, and how often its log was truncated."""
     topic, want = wanted
     partition = manager.hosted_partition((topic, want.partition))
     return (id(partition), partition.cuts) if isinstance(partition, RuledPartition) else None
 
 
 def _end_of(records: Buffer, offset: int) -> int | None:
-    """Where the whole batches end that were fetched from an offset. None if one is not there in its place: bytes have
-    changed on the disk, which only readers find out, or batches were compacted."""
+    """The end offset of the whole batches that were fetched from an offset. None if a batch is not at its expected
+    offset: bytes have changed on the disk, which only readers notice, or batches were compacted."""
     try:
         for position, header in iterate_batches(records, allow_partial_end=True):
             if not header.base_offset <= offset < header.next_offset or not crc_matches(records, position, header):
@@ -148,21 +149,21 @@ def _end_of(records: Buffer, offset: int) -> int | None:
 
 
 class RuledPartition(Partition):
-    """A partition of which the rules are told. It behaves like any other."""
+    """A partition that reports its actions to the rules. It behaves like any other partition."""
 
     def __init__(self, *arguments: Any, rules: Rules, disk: Disk, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._rules = rules
         self._disk = disk
-        # Where the log ended when this broker began to lead in its leader epoch.
+        # The log end offset when this broker became the leader in its leader epoch.
         self._term_begins_at = 0
         # How often the log was truncated.
         self.cuts = 0
-        # What the batches of this log say; None until it is read from the disk.
+        # The producers of this log; None until the log is read from the disk.
         self._read: tuple[Log, ProducersOfLog] | None = None
 
     def producers(self) -> ProducersOfLog | None:
-        """What the log's batches say; None for a log with a damaged batch."""
+        """The producers in the log's batches; None for a log with a damaged batch."""
         if self._read is None or self._read[0] is not self.log:
             producers = ProducersOfLog()
             try:
@@ -220,12 +221,13 @@ class RuledPartition(Partition):
         return code
 
     def _committed_isr(self) -> tuple[int, ...]:
-        """The ISR in ZooKeeper, of which the leader may not have heard yet; empty in another leader epoch."""
+        """The ISR in ZooKeeper, which the leader may not know yet; empty in another leader epoch."""
         state = self._rules.state.partitions().get(self.topic_partition)
         return state.isr if state is not None and state.leader_epoch == self.leader_epoch else ()
 
     def _may_have(self, broker_id: int, offset: int) -> bool:
-        """Whether a replica has the records before the offset, as far as can be seen: it may be down."""
+        """Whether a replica has the records before the offset. True if this cannot be seen, because its broker is down
+        or in another leader epoch."""
         replica = self if broker_id == self._broker_id else self._rules.hosted(broker_id, self.topic_partition)
         is_of_epoch = replica is not None and replica.leader_epoch == self.leader_epoch
         return replica is None or not is_of_epoch or replica.log.log_end_offset >= offset
@@ -288,7 +290,7 @@ def _batches_on_disk(disk: Disk, log: Log) -> Iterator[BatchHeader]:
 
 
 def _end_of_batches(segment: bytes) -> int:
-    """Where the zeros begin that preallocation has put behind the batches."""
+    """The position of the zeros that preallocation has put behind the batches."""
     position = 0
     while (beginning := segment[position : position + HEADER_SIZE_BYTES]) and any(beginning):
         if is_partial(segment, position):

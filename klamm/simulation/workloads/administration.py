@@ -2,11 +2,11 @@
 leaders, delete /controller, add partitions, change configurations and quotas, and create, use and delete topics.
 
 Each piece of work sends its request once or for a few seconds and accepts any allowed answer, like an operator's script
-that will run again another day. `PASSING` and the code beside each request list the allowed error codes; any other ends
-the run.
+that will run again another day. `PASSING` and the code beside each request list the allowed error codes. Any other code
+ends the run.
 
-What must stay true: no operator action allows the loss of a record acknowledged with acks=all. `unclean` is the one
-topic whose leaders may be elected from outside the ISR; `min.insync.replicas` never goes below the run's own.
+What must stay true: no operator action allows the loss of a record acknowledged with acks=all. `unclean` is the only
+topic with unclean leader election. `min.insync.replicas` never goes below the run's own value.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ BROKER_CONFIGS = {
 }
 
 # Quotas of all clients: low enough to be felt, and high enough for all records to be produced and read in time. The
-# simulated clients have no user's name and one id.
+# simulated clients have no user name, and share one client id.
 CLIENT_QUOTAS = {
     "producer_byte_rate": (20_000.0, 1_000_000.0),
     "consumer_byte_rate": (20_000.0, 1_000_000.0),
@@ -168,7 +168,7 @@ class Administrator:
     async def _check(
         self, request: Awaitable[Mapping[Any, KafkaError | None]], also: Collection[ErrorCode] = ()
     ) -> None:
-        """Waits for the results of a request; none may come in time."""
+        """Waits for the results of a request, and checks them. The request may time out."""
         try:
             results = list((await request).values())
         except ClientError:
@@ -193,7 +193,7 @@ class Administrator:
         if topic is None:
             return
         replicas, brokers = self._state.replicas(topic), list(self._cluster.brokers)
-        # The first partition may have more than its share in the middle of a reassignment.
+        # In the middle of a reassignment the first partition may have more replicas than usual.
         count = min(len(replicas[0]), len(brokers))
         chosen = self._random.sample(list(replicas), self._random.randint(1, len(replicas)))
         await self._alter(topic, {number: self._random.sample(brokers, count) for number in chosen})
@@ -203,7 +203,7 @@ class Administrator:
         await self._alter(key[0], {key[1]: replicas})
 
     async def lead(self, key: PartitionKey, replicas: Sequence[int]) -> None:
-        """Makes the first of the partition's replicas its preferred leader, and has it elected."""
+        """Reassigns the partition to these replicas, and elects the first of them, its preferred leader."""
         await self._alter(key[0], {key[1]: replicas})
         await self._elect(ElectionType.PREFERRED, [key[0]])
 
@@ -231,7 +231,7 @@ class Administrator:
             await self._alter(topic, wanted)
 
     async def _cancel(self) -> None:
-        """Cancels the reassignments of a topic, which may have none."""
+        """Cancels the reassignments of a topic, if it has any."""
         topics = [topic for topic in self._state.topics() if _reassigned(self._state.assignment(topic))]
         topic = self._random.choice(topics) if topics else self._topic()
         if topic is not None:
@@ -247,8 +247,8 @@ class Administrator:
         )
 
     async def move_replicas(self) -> None:
-        """Moves the replicas that a broker has of a topic to a log directory: often to another, sometimes twice, or to
-        the directory where they are, which ends a move."""
+        """Moves a broker's replicas of a topic to a log directory: often to another one, sometimes twice. A move to the
+        directory where they already are ends an earlier move."""
         topic, broker_id = self._topic(), self._random.choice(list(self._cluster.brokers))
         if topic is None:
             return
@@ -293,9 +293,8 @@ class Administrator:
         )
 
     async def move_controller(self) -> None:
-        """Deletes /controller, so that another broker may be elected, while the controller lives and keeps its session.
-
-        The znode is gone at once, but the controller hears of it later."""
+        """Deletes /controller, so that another broker may be elected. The controller lives and keeps its session; it
+        learns of the deletion later."""
         environment = self._cluster.world.node("client").environment
         zookeeper = ZooKeeperClient(environment, f"{self._cluster.zookeeper.node.name}:{ZOOKEEPER_PORT}")
         with contextlib.suppress(ConnectionLoss, SessionExpired, NoNode):
@@ -311,18 +310,18 @@ class Administrator:
             await self._configure(ConfigResource(ConfigResourceType.TOPIC, topic), self._topic_configs)
 
     async def _configure_brokers(self) -> None:
-        """Configures all brokers, or one broker, which must get the request for its own configuration itself."""
+        """Configures all brokers or one broker. Only this broker can answer a request for its own configuration."""
         broker_id = self._random.choice((None, *self._cluster.brokers))
         name = "" if broker_id is None else str(broker_id)
         await self._configure(ConfigResource(ConfigResourceType.BROKER, name), BROKER_CONFIGS)
 
     async def _configure(self, resource: ConfigResource, configs: Mapping[str, Sequence[str]]) -> None:
         key = self._random.choice(list(configs))
-        # A deleted config falls back to the inherited value, which may be less than the run's guarantee.
+        # Without a value of its own, a topic inherits min.insync.replicas, which may be less than the run's guarantee.
         op_type = OpType.DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else OpType.SET
         value = self._random.choice(configs[key]) if op_type is OpType.SET else None
         change = AlterConfigOp(key, value, op_type)
-        # The number of threads may at most be doubled or halved at a time.
+        # As in Kafka, one change may at most double or halve the number of threads.
         also = [ErrorCode.INVALID_REQUEST] if key == "num.replica.fetchers" else []
         await self._check(incremental_alter_configs(self._client, {resource: [change]}), also)
 
@@ -340,12 +339,12 @@ class Administrator:
     # -- topics that come and go --------------------------------------------------------------------------------------
 
     async def _use_topic(self) -> None:
-        """Creates a topic, commits offsets for it, and sometimes deletes it. A topic that is left stays until its
-        name is used again.
+        """Creates a topic, commits offsets for it, and sometimes deletes it. A topic that is not deleted stays until
+        its name is used again.
 
-        Before the deletion, partitions move away from the brokers that are down; these still have the logs when a new
-        topic of that name comes to them. Without topic ids a broker cannot tell the two topics apart, so that is done
-        only where the brokers have them."""
+        Before the deletion, partitions move away from the brokers that are down. These brokers still have the logs when
+        they get replicas of a new topic of that name. Without topic ids a broker cannot tell the two topics apart, so
+        partitions move only in clusters with topic ids."""
         name = self.take_name()
         if name is None:
             return
@@ -359,7 +358,7 @@ class Administrator:
                 await self._move_away(name, broker_id)
             await self.delete(name)
             if gone:
-                # The new topic comes to all brokers as soon as they are back.
+                # All brokers get a replica of the new topic as soon as they are back.
                 await self.create(name, len(self._cluster.brokers))
             elif self._random.random() < 0.3:
                 await self.create(name, self._cluster.replication_factor)
@@ -378,7 +377,8 @@ class Administrator:
         del self._in_use[name]
 
     async def write(self, name: str) -> None:
-        """Writes some records, which no consumer reads, into a short-lived topic, with acks=1, if that goes quickly."""
+        """Writes some records with acks=1 into a short-lived topic, or gives up after a while. No consumer reads
+        them."""
         key, progress = (name, 0), asyncio.Event()
         producer = Producer(self._cluster.client, key, self._random, progress, idempotent=False, acks=ACKS_LEADER)
         with contextlib.suppress(TimeoutError):
@@ -386,7 +386,7 @@ class Administrator:
                 await producer.run(BATCHES_OF_A_TOPIC)
 
     async def leave(self, name: str, broker_id: int) -> None:
-        """Takes a broker out of the replicas of a topic, if there is one, which has fewer then."""
+        """Removes a broker from the replicas of a topic, if the topic exists. The replication factor shrinks."""
         known = self._state.replicas(name) if name in self._state.topics() else {}
         wanted = {
             number: [each for each in replicas if each != broker_id]
@@ -397,7 +397,7 @@ class Administrator:
             await self._alter(name, wanted)
 
     async def delete(self, name: str) -> None:
-        """Deletes a topic. AssertionError when the answer says that it is marked for deletion, and it is not."""
+        """Deletes a topic. AssertionError when the answer wrongly says that the topic is marked for deletion."""
         created = self._state.created_at(name)
         is_marked = await delete_topic(self._patient, name)
         assert not is_marked or self._state.created_at(name) != created or self._state.is_marked_for_deletion(name), (
@@ -405,7 +405,7 @@ class Administrator:
         )
 
     async def create(self, name: str, replication_factor: int) -> None:
-        """Creates a topic. AssertionError when the answer says that it is created, and it is not."""
+        """Creates a topic. AssertionError when the answer wrongly says that the topic is created."""
         is_created = await create_topic(
             self._patient,
             name,

@@ -1,6 +1,6 @@
-"""The clients of a run of random faults: those that its shape names, each in topics of its own.
+"""The clients of a run of random faults: those that the run's shape names, each with its own topics.
 
-What must stay true: each kind works without the others, and its guarantees are checked whenever it is there.
+What must stay true: each kind works without the others, and its guarantees are checked in every run that has it.
 """
 
 from typing import NamedTuple
@@ -26,10 +26,10 @@ UNCLEAN_TOPIC = "unclean"
 TRIMMED_TOPIC = "trimmed"
 # A topic of one partition, with acks=all, whose records have keys.
 COMPACTED_TOPIC = "compacted"
-# Topics of one partition and of two: transactions are written into the first and copied into the second.
+# A topic of one partition, into which transactions are written, and one of two partitions, into which they are copied.
 ORDERS_TOPIC, COPIES_TOPIC = "orders", "copies"
 GROUP = "workers"
-# Their readers, clients and coordinators, check checksums.
+# The readers of these topics (clients and coordinators) verify checksums.
 ROTTING_TOPICS = (TOPIC, TRIMMED_TOPIC, COMPACTED_TOPIC, ORDERS_TOPIC, COPIES_TOPIC, *sorted(INTERNAL_TOPICS))
 BATCHES_OF_A_WHOLE_CLUSTER = 3
 COMMITS_OF_A_HEALED_CLUSTER = 3
@@ -39,7 +39,7 @@ class _Topic(NamedTuple):
     name: str
     partitions: int
     configs: dict[str, str]
-    # The client that needs it; None: all runs have it.
+    # The client that needs the topic. None: all runs have the topic.
     client: str | None = None
 
 
@@ -54,7 +54,7 @@ TOPICS = (
 
 
 class Clients:
-    """See the module. `group` is None in a run without one."""
+    """See the module. `group` is None in a run without a group."""
 
     def __init__(self, cluster: SimulatedCluster, shape: RunShape) -> None:
         self._cluster, self._shape = cluster, shape
@@ -81,7 +81,7 @@ class Clients:
                 cluster,
                 [(ORDERS_TOPIC, 0)],
                 [(COPIES_TOPIC, 0), (COPIES_TOPIC, 1)],
-                # Their transactions overlap.
+                # Two, so that transactions overlap.
                 writers=2,
                 pause_s=shape.producer_pause_s,
             )
@@ -117,7 +117,7 @@ class Clients:
             self._transactions.start()
 
     async def finish(self) -> None:
-        """All end their work, with a cluster that is healed."""
+        """All clients finish their work. The cluster is healed."""
         await self._workload.stop_producing()
         for each in (self._trimming, self._compacting):
             if each:

@@ -1,10 +1,10 @@
-"""A producer of a compacted topic, a client that reads it again and again, and what must stay true of both.
+"""A producer of a compacted topic, and a client that reads the topic again and again. What must be true:
 
-- A key's newest acknowledged value, or a later one, is there whenever the topic is read from its start to its end.
-- Nothing returns from the dead: a key whose newest record is a tombstone is gone, or only has the tombstone.
+- Whenever the topic is read from its start to its end, each key has its newest acknowledged value, or a later one.
+- No deleted key returns: a key whose newest record is a tombstone is gone, or only has the tombstone.
 - In the end every replica has the newest value of each key.
 
-The reader ends well within delete.retention.ms. A slower reader may see a value and miss the tombstone behind it.
+A read takes much less than delete.retention.ms. A slower reader could see a value and miss the tombstone after it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from klamm.simulation.workloads.workload import (
     records_of,
 )
 
-# How many keys are in use at a time, and after how many records the oldest is never written again.
+# How many keys are in use at a time, and after how many records the oldest key is retired.
 KEYS = 6
 RECORDS_BETWEEN_NEW_KEYS = 10
 TOMBSTONES = 0.3
@@ -36,7 +36,7 @@ PAUSE_S = 1.0
 # Longer than an outage, so that no follower misses a tombstone while it is down.
 DELETE_RETENTION_S = 60
 MOST_S_OF_A_READ = 20.0
-# Every closed segment is dirty enough.
+# With these configs every closed segment makes the log dirty enough to be cleaned.
 TOPIC_CONFIGS: Mapping[str, str] = {
     "cleanup.policy": "compact",
     "segment.bytes": "1024",
@@ -44,13 +44,13 @@ TOPIC_CONFIGS: Mapping[str, str] = {
     "delete.retention.ms": str(DELETE_RETENTION_S * 1000),
 }
 
-# The number of a record of the producer, and whether it is a tombstone, by key.
+# By key: the number of the producer's record, and whether it is a tombstone.
 Table = dict[bytes, tuple[int, bool]]
 
 
 class KeyedProducer(Producer):
-    """Its records have keys; some are tombstones. `values` of what was sent and acknowledged are
-    b"NUMBER KEY VALUE", where the value is empty for a tombstone."""
+    """A producer of records with keys; some are tombstones. In the lists of sent and acknowledged values, a record is
+    b"NUMBER KEY VALUE"; VALUE is empty for a tombstone."""
 
     records_between_new_keys = RECORDS_BETWEEN_NEW_KEYS
 
@@ -63,7 +63,7 @@ class KeyedProducer(Producer):
                 b"" if self._random.random() < TOMBSTONES else b"%d %s" % (number, b"." * self._random.randint(0, 50))
             )
             values.append(b"%d %s %s" % (number, key, value))
-            # A tombstone has its number in its timestamp only.
+            # A tombstone has no value for its number, so the timestamp has the number.
             records.append(Record(key, value or None, FIRST_TIMESTAMP_MS + number))
         self.sent.update(dict.fromkeys(values))
         producer_id, producer_epoch = self._producer
@@ -78,7 +78,7 @@ class KeyedProducer(Producer):
 
 
 class Compacting:
-    """The producer and the reader of one partition, on a machine of their own."""
+    """The producer and the reader of one partition, on their own machine."""
 
     def __init__(self, world: World, cluster: SimulatedCluster, key: PartitionKey) -> None:
         self.key = key
@@ -121,9 +121,8 @@ class Compacting:
                 self.reads += 1
 
     async def _read(self, least_end: int) -> list[Record] | None:
-        """All records up to the high watermark of the last answer. None if the partition gets a new leader meanwhile,
-        does not answer, or is led by a broker that does not know yet how far its records are committed: up to
-        `least_end`, at least."""
+        """All records up to the high watermark of the last answer. None if the partition gets a new leader meanwhile or
+        does not answer, or if its leader does not know yet that the records up to `least_end` are committed."""
         records: list[Record] = []
         offset = 0
         leader_id = None
@@ -135,7 +134,8 @@ class Compacting:
                 await self._client.again()
                 return None
             result, broker_id = answer
-            # Not the first answer's: a key's record up to there may be removed meanwhile, for a newer one behind it.
+            # The newest high watermark counts: a record below an earlier one may have been compacted away meanwhile
+            # because of a newer record of its key above it.
             end = result.high_watermark
             if leader_id is None:
                 leader_id = broker_id
@@ -158,7 +158,8 @@ class Compacting:
         for key, (number, is_tombstone) in acknowledged.items():
             there = found.get(key)
             if there is None:
-                # A tombstone may have left the log. Without one since, the value must be there.
+                # The key may be gone if its newest record is a tombstone, here or later. Otherwise the value must be
+                # there.
                 assert is_tombstone or (not is_at_rest and self._was_deleted_since(key, number)), (
                     f"{topic}-{partition} at {where}: {key!r} is gone; record {number} was acknowledged, with a value"
                 )

@@ -1,20 +1,20 @@
 """A consumer group in a simulated cluster: members that join, own partitions and commit, and a ledger of the answers.
 
 A member behaves as clients do: it finds the coordinator, joins and synchronizes, fetches the committed offsets of its
-partitions, continues from there and commits. Members run on machines of their own, which may die or be stalled. Now and
-then a request of a member's former generation arrives late, when the member is in the next one.
+partitions, continues from there and commits. Each member has its own machine, which may die or be stalled. Now and then
+a request of a member's former generation arrives when the member is already in the next generation.
 
 What must stay true, and is checked with every answer (a contradiction is an AssertionError and ends the run):
-- In one generation of a group a partition has one owner. A member owns what the leader of its generation has given to
-  it, and nothing else.
-- Generations only rise: a member that joins after another one had its assignment is in no earlier generation, and no
-  commit of an earlier generation is acknowledged then.
+- In one generation of a group a partition has one owner. A member owns exactly the partitions that the leader of its
+  generation has assigned to it.
+- Generations only rise: once a member has its assignment, no member joins an earlier generation, and no commit of an
+  earlier generation is acknowledged.
 - The new owner of a partition finds at least the last offset whose commit was acknowledged before it asked, and no
   offset that no member has committed. The same holds for a client that asks after all members have left.
 
 As in Kafka, a former coordinator that does not know its successor yet still answers: its members continue from older
-offsets, and none of their commits is acknowledged. Where `coordinator_id` names another broker as the coordinator, such
-an answer is only checked for offsets that no member has committed.
+offsets, and none of their commits is acknowledged. If `coordinator_id` says that another broker is the coordinator, an
+answer is only checked for offsets that no member has committed.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ HEARTBEAT_INTERVAL_S = 0.5
 BACK_OFF_S = 0.1
 REQUEST_TIMEOUT_MS = 20_000
 FAILURES_UNTIL_NEW_CLIENT = 5
-# How often a request of the former generation comes late.
+# The share of new memberships after which a request of the former one arrives late.
 LATE_SHARE = 0.5
 PROTOCOL_TYPE, PROTOCOL = "consumer", "simulated"
 
 # Error codes that make a member join again, with or without its id.
 REJOIN = {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
 FORGOTTEN = {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID}
-# Transient error codes; perhaps another broker is the coordinator.
+# Transient error codes. Another broker may be the coordinator.
 ELSEWHERE = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -85,8 +85,8 @@ class GroupLedger:
         self.latest_generation = -1
         self.progress = asyncio.Event()
         self._owners: dict[int, dict[PartitionKey, str]] = defaultdict(dict)
-        # What leaders have given to each member in a generation: more than one, if the first did not reach the log. A
-        # static member is known by its instance id, under which it may come back with another member id.
+        # The assignments of leaders to each member in a generation. There are several if the first did not reach the
+        # log. A static member is identified by its instance id, because it may come back with another member id.
         self._given: dict[tuple[int, str], list[list[PartitionKey]]] = defaultdict(list)
 
     def given(self, generation: int, identity: str, partitions: Sequence[PartitionKey]) -> None:
@@ -96,7 +96,7 @@ class GroupLedger:
     def assigned(
         self, generation: int, member: str, identity: str, partitions: Sequence[PartitionKey], least_generation: int
     ) -> None:
-        """The coordinator has told a member what it owns; `least_generation` was the latest when the member joined."""
+        """A member has its assignment. `least_generation` was the latest generation when the member joined."""
         assert generation >= least_generation, (
             f"{self.group_id}: {member} is in generation {generation} after generation {least_generation}"
         )
@@ -119,7 +119,7 @@ class GroupLedger:
         )
 
     def committed(self, partition: PartitionKey, offset: int, generation: int, least_generation: int) -> None:
-        """A commit of a generation is acknowledged; `least_generation` was the latest when it was sent."""
+        """A commit is acknowledged. `least_generation` was the latest generation when the commit was sent."""
         assert generation >= least_generation, (
             f"{self.group_id}: a commit of generation {generation} is acknowledged after generation {least_generation}"
         )
@@ -143,7 +143,7 @@ class GroupLedger:
 
 
 class GroupMember:
-    """One member; `group_instance_id` makes it a static one."""
+    """One member. `group_instance_id` makes it a static member."""
 
     def __init__(
         self,
@@ -162,14 +162,14 @@ class GroupMember:
         self._new_client = new_client
         self._ledger = ledger
         self._membership = Membership(ledger.group_id, group_instance_id)
-        # As it was in the last generation of which this member was told its assignment.
+        # The membership in the last generation in which this member got an assignment.
         self._former = replace(self._membership)
         self._coordinator_id = coordinator_id
         self._asked_id = -1
         self._stop = asyncio.Event()
 
     def start(self) -> None:
-        """Starts the member; after a crash it starts without any memory."""
+        """Starts the member. After a crash it has forgotten everything."""
         if not self.node.process.alive:
             self.node.restart()
         self._stop.clear()
@@ -191,7 +191,7 @@ class GroupMember:
         self.node.crash()
 
     async def stop(self) -> None:
-        """Leaves the group; a dead member stays dead."""
+        """Makes the member leave the group. A dead member stays dead."""
         self._stop.set()
         if self.node.process.alive:
             try:
@@ -235,8 +235,8 @@ class GroupMember:
     async def _count_failure(self) -> None:
         """After some failures without a commit in between, the member asks another broker for the coordinator.
 
-        A coordinator that is cut off from the other brokers still believes that it is the coordinator, and lets members
-        join again for ever."""
+        A coordinator that is cut off from the other brokers still believes that it is the coordinator. Members could
+        rejoin there forever."""
         self._failures += 1
         if self._failures % FAILURES_UNTIL_NEW_CLIENT == 0:
             await self._client.close()
@@ -263,7 +263,8 @@ class GroupMember:
         return await self._client.connection_to(response.node_id)
 
     def _check(self, code: int) -> None:
-        """Raises _MustRejoin or _Retry as the error code requires; AssertionError for a code that no fault excuses."""
+        """Raises _MustRejoin or _Retry as the error code requires, and AssertionError for a code that no fault
+        excuses."""
         if code == ErrorCode.NONE:
             return
         if code in FORGOTTEN:
@@ -310,7 +311,7 @@ class GroupMember:
         latest, coordinator = self._ledger.latest_generation, self._coordinator
         if self._random.random() < 0.5:
             synced = await self._ask(ApiKey.SYNC_GROUP, sync_request(former, PROTOCOL_TYPE, PROTOCOL, {}))
-            # A former coordinator, which does not know the present generation, may answer.
+            # A former coordinator may answer. It does not know the current generation.
             if synced.error_code == ErrorCode.NONE and self._coordinator is coordinator:
                 owned = self._partitions(bytes(synced.assignment or b""))
                 self._ledger.assigned(former.generation_id, self.name, _identity(former), owned, latest)
@@ -327,12 +328,12 @@ class GroupMember:
         return [self._ledger.partitions[index] for index in assignment]
 
     def _assign(self, member_ids: list[str]) -> dict[str, bytes]:
-        """Assigns each partition to one member in turn; an assignment is a byte for each partition."""
+        """Assigns the partitions to the members in turn. An assignment has one byte for each partition."""
         count = len(self._ledger.partitions)
         return {member_id: bytes(range(place, count, len(member_ids))) for place, member_id in enumerate(member_ids)}
 
     async def _positions(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
-        """The offsets to continue from; like a client, the member waits for pending commits (KIP-447)."""
+        """The offsets to continue from. Like a client, the member waits for pending transactional commits (KIP-447)."""
         before = {partition: self._ledger.acknowledged[partition] for partition in partitions}
         wanted = [TopicPartition(*partition) for partition in sorted(partitions)]
         request = offset_fetch_request(self._ledger.group_id, wanted, require_stable=True)

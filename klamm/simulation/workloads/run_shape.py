@@ -1,8 +1,8 @@
 """The shape of one run of random faults, drawn from its seed: the number of brokers, their protocols, the guarantees,
 the clients.
 
-Each run leaves out half of the clients. A run of few kinds is short, and what is left meets more often than in a run
-that has all of them: Groce et al., "Swarm Testing", 2012.
+Each run leaves out half of the clients. A run with few kinds of clients is short, and the remaining kinds interact more
+often than in a run with all kinds: Groce et al., "Swarm Testing", 2012.
 
 What must stay true: no shape demands more than klamm guarantees. Any number of machines may die only where logs flush
 before they acknowledge.
@@ -23,7 +23,7 @@ PROTOCOLS = (("2.8",), ("2.8",), ("2.8",), ("2.4",), ("2.4", "2.8"), ("2.7",))
 ACKS_ALL_CLIENTS = ("events-0", "events-1", "events-2")
 CLIENTS = (*ACKS_ALL_CLIENTS, "events-3", "unclean", "group", "trimming", "compacting", "transactions")
 SHARE_OF_CLIENTS = 0.5
-# The load is light: faults find more than load does, and load makes a run slow.
+# The load is light: load slows a run down, and finds fewer bugs than faults do.
 PRODUCER_PAUSES_S = (0.4, 1.2)
 
 
@@ -36,11 +36,11 @@ class RunShape:
     min_insync_replicas: int
     protocols: Sequence[str]
     logs_flush: bool
-    # Brokers whose member of the ZooKeeper ensemble lags behind.
+    # The brokers that are served by the lagging member of the ZooKeeper ensemble.
     lagging: Sequence[int]
     # Long work yields after every element, and a yield takes time, so other events do happen between two slices.
     small_slices: bool
-    # Brokers and consumers are in racks, and consumers read from the followers in theirs.
+    # Brokers and consumers are in racks, and consumers read from the followers in their rack.
     has_racks: bool
     # num.replica.fetchers.
     replica_fetchers: int

@@ -1,7 +1,7 @@
 """The schedule of a run's faults and operator actions, as data: drawn from a seed, printed, shortened and replayed.
 
-What must stay true: a step chooses its brokers, links and outages from a chance of its own (`step_chance`), so a step
-does the same whatever stands before it, as far as the cluster lets it.
+What must stay true: each step has its own source of chance (`step_chance`) for its brokers, links and outages. So a
+step does the same whatever steps come before it, as far as the state of the cluster allows it.
 """
 
 import json
@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """All that a run depends on. `seed` decides what the steps choose and how long everything takes."""
+    """Everything that a run depends on. `seed` decides the choices of the steps, and how long everything takes."""
 
     seed: int
     shape: RunShape
@@ -59,7 +59,7 @@ _CHANCE: ContextVar[random.Random] = ContextVar("klamm_simulated_step")
 
 
 def begin_step(seed: int, step: Step) -> None:
-    """From now on `step_chance` is the step's in this task, and in all tasks that it starts."""
+    """From now on `step_chance` returns the step's chance in this task and in all tasks that it starts."""
     _CHANCE.set(random.Random(f"{seed}/step/{step.number}"))
 
 

@@ -1,12 +1,12 @@
 """The transactional clients of a simulated cluster: klamm's own producers, on machines of their own, which may die.
 
 Writers write transactions into the input partitions. Copiers read them with read_committed and write them to the output
-partitions, each in one transaction with the group's offset. Chance decides how a transaction ends: by a commit, by an
-abort, by another process to which it was prepared, by the death of its client, by its timeout, or by the next instance
-of the transactional id, which begins while the last one is at work.
+partitions; copies and the group's offsets are in one transaction. Chance decides how a transaction ends: by a commit,
+by an abort, by another process for which it was prepared, by the death of its client, by its timeout, or by the next
+instance of the transactional id, which begins while the previous instance is at work.
 
-What must stay true: the ledger hears of each transaction's outcome as far as its client knows it, and no error counts
-as excused that no fault of the cluster and no other instance explains.
+What must stay true: the ledger gets each transaction's outcome as far as its client knows it. An error is excused only
+if a fault of the cluster or another instance explains it.
 """
 
 import asyncio
@@ -58,44 +58,46 @@ OPTIONS = ProducerOptions(
 COMMITS, ABORTS = 0.65, 0.2
 # How long an instance works until it is killed, or until the next one begins.
 LIVES_S = (0.3, 2.0, 8.0)
-# How long a transaction stays open before its end; the longest ones time out.
+# How long a transaction stays open before its client ends it. The longest ones time out.
 DELAYS_S = (0.0,) * 12 + (0.1, 0.1, 1.0, 1.0, TRANSACTION_TIMEOUT_S + 2 * ABORT_INTERVAL_S)
 MOST_RECORDS = 4
-# A copier's session is much shorter than its transactions may be open, so that another one takes its place meanwhile.
+# A copier's session is much shorter than its transactions may be open, so that another copier takes its place while its
+# transaction is open.
 GROUP_OPTIONS = GroupOptions(
     GROUP, session_timeout_ms=3_000, heartbeat_interval_ms=500, max_poll_interval_ms=6_000, assignors=("roundrobin",)
 )
-# A copier that is away from its group for so long may lose its partitions.
+# A copier that has not polled for this time may lose its partitions.
 LATE_S = GROUP_OPTIONS.max_poll_interval_ms / 1000 - 1
 LIVES_OF_COPIERS_S = (3.0, 20.0, 60.0)
 POLL_MS = 500
 MOST_COPIES = 8
 SHARE_OF_SEVERAL_POLLS = 0.1
 SHARE_OF_IMPATIENCE, IMPATIENCE_S = 0.15, 0.02
-# How long a copier works on the records of a transaction: for longer than its session, and than it may without a poll.
+# How long a copier works on the records of a transaction. The longest times exceed its session, and the time that it
+# may take without a poll.
 WORK_S = (0.0,) * 10 + (0.1, 1.0, 4.0, 8.5, 8.5)
 STEPS_OF_WORK = 5
-# What faults of a cluster, a death of a client or a new instance may answer to a producer.
+# Errors that a producer may get because of faults of the cluster, the death of a client or a new instance.
 EXCUSED = RETRIABLE_ERRORS | {
     ErrorCode.CONCURRENT_TRANSACTIONS,
     ErrorCode.PRODUCER_FENCED,
     ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.OPERATION_NOT_ATTEMPTED,
-    # A coordinator that has been replaced without noticing refuses producers that it does not know, as in Kafka: a
-    # refusal writes no record, which would tell it.
+    # As in Kafka, a coordinator that has not noticed its replacement refuses producers that it does not know. It would
+    # notice when it writes a record, but a refusal writes none.
     ErrorCode.INVALID_PRODUCER_ID_MAPPING,
     # The group has rebalanced without a copier that stood still, or another instance has taken over its id.
     ErrorCode.UNKNOWN_MEMBER_ID,
     ErrorCode.ILLEGAL_GENERATION,
     ErrorCode.FENCED_INSTANCE_ID,
-    # A broker that no controller has told of the topics yet tries to create one, with more replicas than it knows
-    # brokers.
+    # A broker without metadata of the existing topics tries to create a topic, with more replicas than the number of
+    # brokers that it knows.
     ErrorCode.INVALID_REPLICATION_FACTOR,
 }
 
 
 class _InstanceEnds(Exception):
-    """This instance of a producer does nothing more."""
+    """This instance of a producer ends."""
 
 
 class Ender:
@@ -118,7 +120,7 @@ class Ender:
         judged(self._world, "the ender", self.node.run(self._run()))
 
     async def _run(self) -> None:
-        """Ends what it is given, some of it twice, until its process is killed."""
+        """Ends the given transactions, some of them twice, until its process is killed."""
         client = self._new_client()
         while True:
             self._is_wanted.clear()
@@ -148,8 +150,8 @@ class Ender:
 
 
 class TransactionalClient(ABC):
-    """A transactional id and its instances, one after the other, in turn on two machines. Each instance works until it
-    is fenced, until it is killed, or for ever."""
+    """A transactional id and its instances. The instances begin one after the other, in turn on two machines. Each
+    instance works until it is fenced or killed."""
 
     def __init__(
         self,
@@ -192,10 +194,10 @@ class TransactionalClient(ABC):
             await asyncio.wait([running], timeout=self._random.choice(self._lives_s) * self._random.random())
             if not running.done() and self._random.random() < 0.5:
                 self._nodes[self.instance % 2].crash()
-            # Otherwise the next instance fences this one.
+            # If it is not killed here, the next instance fences it.
 
     def begin_instance(self) -> "asyncio.Future[None]":
-        """Begins the next instance; the last one but one is killed if it still works."""
+        """Begins the next instance. Kills the last instance but one if it still works."""
         self.instance += 1
         node = self._nodes[self.instance % 2]
         if self.instance > len(self._nodes) and node.process.alive:
@@ -222,7 +224,7 @@ class TransactionalClient(ABC):
 
     @abstractmethod
     async def _work(self, client: ClusterClient, producer: TransactionalProducer, identity: Identity) -> None:
-        """One transaction after the other."""
+        """Writes one transaction after the other."""
 
     async def _write(
         self,
@@ -231,13 +233,14 @@ class TransactionalClient(ABC):
         values: Sequence[bytes | None],
         send_offsets: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
-        """One transaction with these records: copies of the values, or new ones. Returns whether it is committed."""
+        """Writes one transaction with these records: copies of the values, or new records. Returns whether it is
+        committed."""
         producer.begin()
         try:
             if await self._fill(producer, transaction, values, send_offsets):
                 await asyncio.sleep(self._random.choice(DELAYS_S))
                 return await self._end(producer, transaction)
-            # It is not whole, and still this program asks to commit it.
+            # This program asks to commit the transaction although some of its records are missing.
             transaction.outcome = Outcome.ENDING
             await producer.commit()
             self._ledger.committed(transaction)
@@ -257,7 +260,8 @@ class TransactionalClient(ABC):
         values: Sequence[bytes | None],
         send_offsets: Callable[[], Awaitable[None]] | None,
     ) -> bool:
-        """Adds everything to a transaction; at times with too little patience. Returns whether it is whole."""
+        """Adds all records and offsets to a transaction, at times with too little patience. Returns whether all were
+        added."""
         try:
             for value in values:
                 topic, number = key = self._random.choice(self._outputs)
@@ -280,7 +284,7 @@ class TransactionalClient(ABC):
         return asyncio.timeout(self._random.uniform(0, IMPATIENCE_S) if is_impatient else None)
 
     async def _process(self) -> None:
-        """The program works, and does not poll. A standstill makes it take longer."""
+        """Works on the records without a poll. A standstill of the process makes this take longer."""
         work_s = self._random.choice(WORK_S)
         for _ in range(STEPS_OF_WORK):
             await asyncio.sleep(work_s / STEPS_OF_WORK)
@@ -314,10 +318,11 @@ class Writer(TransactionalClient):
 
 
 class Copier(TransactionalClient):
-    """Copies the visible records of the partitions that its group gives it, as klamm's users are told to. Its process
-    stands still at times, and it loses answers. With `ends` set it stops when the group has copied up to there.
+    """Copies the visible records of the partitions that its group assigns to it, in the way that klamm's documentation
+    recommends. Its process stands still at times, and answers are lost. With `ends` set it stops when the group has
+    copied all records up to these offsets.
 
-    At times it reads in several polls for one transaction, has no patience, and tries to commit what has failed.
+    At times it reads in several polls for one transaction, has no patience, or tries to commit a failed transaction.
     """
 
     def __init__(
@@ -357,9 +362,9 @@ class Copier(TransactionalClient):
         async def on_assigned(partitions: list[TopicPartition]) -> None:
             nonlocal owned_s, member_id, owned
             if member_id and consumer.member_id != member_id:
-                # The group had removed the member, which has learned it only when it joined again.
+                # The group had removed the member. The member learns this only when it joins again.
                 await on_lost(owned)
-            owned_s = polled_s  # It may have joined since.
+            owned_s = polled_s  # It may have joined since the last poll.
             member_id, owned = consumer.member_id, partitions
             # The next process of a static member owns its partitions in the same generation.
             name = self._group.group_instance_id or consumer.member_id
@@ -369,7 +374,7 @@ class Copier(TransactionalClient):
             nonlocal member_id
             member_id = ""
             was_late = _now_s() - polled_s > LATE_S or max(late_s, troubles.stood_still_s) >= owned_s
-            # By an earlier or later process that is the same static member.
+            # Another process of the same static member may have fenced this one.
             is_fenced = self._group.group_instance_id is not None and self.instance > 1
             self._ledger.lost(consumer.member_id, partitions, was_late=was_late or is_fenced)
 
@@ -396,7 +401,7 @@ class Copier(TransactionalClient):
             await consumer.close()
 
     def _has_copied_all(self, consumer: GroupConsumer) -> bool:
-        """Called when nothing that was read is uncommitted."""
+        """Call it when all records that were read are committed."""
         positions = consumer.positions()
         return self.ends is not None and all(
             positions.get(TopicPartition(*key), -1) >= end for key, end in self.ends.items()
@@ -409,7 +414,7 @@ class Copier(TransactionalClient):
         consumer: GroupConsumer,
         records: Sequence[ConsumerRecord],
     ) -> bool:
-        """One transaction. Returns whether it is committed."""
+        """Copies the records in one transaction. Returns whether it is committed."""
         firsts: dict[TopicPartition, int] = {}
         for record in records:
             firsts.setdefault(TopicPartition(record.topic, record.partition), record.offset)
@@ -428,7 +433,7 @@ class Copier(TransactionalClient):
 
 
 def judged(world: World, name: str, running: "asyncio.Future[None]") -> "asyncio.Future[None]":
-    """Its error ends the run at once, unless its process is killed."""
+    """Returns `running`. Its error ends the run at once, unless its process is killed."""
 
     def ended(running: "asyncio.Future[None]") -> None:
         error = running.exception()

@@ -49,7 +49,7 @@ from klamm.simulation.workloads.transactional_clients import (
 from klamm.simulation.workloads.verdict import replica_bytes
 from klamm.simulation.workloads.workload import FETCH_MAX_BYTES, FETCHES_OF_A_FOLLOWER, PartitionClient, is_intact
 
-# For the markers, and for coordinators that load.
+# Time for coordinators to load, and for markers to be written.
 SETTLING_S = 15.0
 # The brokers' configuration.
 PROPERTIES = {
@@ -64,8 +64,8 @@ SHARE_OF_STABLE_LOOKS = 0.2
 
 
 class CommittedReader:
-    """Reads one partition with read_committed. `position` is the next offset that it asks for. With a `rack` it reads
-    from the follower that the leader names, as `workload.Consumer` does."""
+    """Reads one partition with read_committed. `position` is the next offset to fetch. With a `rack` it reads from the
+    follower that the leader names, as `workload.Consumer` does."""
 
     def __init__(
         self, new_client: Callable[[], ClusterClient], ledger: TransactionLedger, key: PartitionKey, rack: str = ""
@@ -86,7 +86,7 @@ class CommittedReader:
             self.reads += await self.read()
 
     async def read(self) -> list[Read]:
-        """The visible records of one fetch; may be none."""
+        """The visible records of one fetch; may be empty."""
         leader_epoch = self._client.leader_epoch if self.rack else NO_EPOCH
         wanted = {TopicPartition(*self.key): FetchFrom(self.position, leader_epoch, FETCH_MAX_BYTES)}
         request = fetch_request(
@@ -188,8 +188,8 @@ class TransactionalWorkload:
         self.ender.node.crash()
 
     async def check(self) -> str:
-        """Lets the copiers copy the rest, waits until all transactions are decided, and checks what must stay true. The
-        cluster is whole, and the clients have stopped. Returns the counts as text."""
+        """Lets the copiers copy the rest, waits until all transactions are decided, and makes the checks of
+        `TransactionLedger`. The cluster is whole, and the clients have stopped. Returns the counts as text."""
         await self.until_decided()
         self.ender.node.restart()
         self.ender.start()
@@ -216,7 +216,7 @@ class TransactionalWorkload:
         return f"{outcomes.count(Outcome.COMMITTED)} of {len(outcomes)} transactions committed"
 
     async def _finish(self, ends: dict[PartitionKey, int]) -> None:
-        """Begins instance after instance of one copier until the group has copied up to there."""
+        """Begins instance after instance of one copier until the group has copied all records up to `ends`."""
         copier = self._copiers[0]
         copier.ends = ends
         while True:
@@ -242,9 +242,9 @@ class TransactionalWorkload:
             await client.close()
 
     async def _look_at_offsets(self) -> None:
-        """Looks at the group's offsets, mostly as a client does that does not wait for pending commits.
+        """Checks the group's committed offsets, mostly like a client that does not wait for pending commits.
 
-        The broker that ZooKeeper names as the group's coordinator has every acknowledged one. As in Kafka, a former
+        The broker that is the group's coordinator in ZooKeeper has every acknowledged offset. As in Kafka, a former
         coordinator that does not know its successor yet answers with older offsets.
         """
         client = self._cluster.client(RETRY)
@@ -262,7 +262,7 @@ class TransactionalWorkload:
 
     async def until_decided(self) -> None:
         """Waits until no transaction is open: all last stable offsets are at the high watermarks. The producers have
-        stopped. TransactionsHang, with what is open, after the transactions' timeout and the time that their ends take.
+        stopped. TransactionsHang, with the open transactions, if that takes too long.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + TRANSACTION_TIMEOUT_S + ABORT_INTERVAL_S + SETTLING_S
@@ -276,7 +276,7 @@ class TransactionalWorkload:
 
 
 async def committed_offset(client: ClusterClient, partition: PartitionKey, *, require_stable: bool) -> int:
-    """The offset that the group has committed; -1 if none. Raises KafkaError and ClientError."""
+    """The group's committed offset; -1 without one. Raises KafkaError and ClientError."""
 
     async def ask(connection: Connection, groups: Sequence[str]) -> dict[str, int | KafkaError]:
         wanted = [TopicPartition(*partition)]

@@ -1,7 +1,7 @@
-"""A client that deletes records while others write them, and what must stay true of it in a simulated cluster.
+"""A client that deletes records while others write them. What must be true in a simulated cluster:
 
-- A record at or above every offset that was asked for is not deleted.
-- When a deletion is answered, no broker that leads from then on has the records, whatever dies.
+- A record at or above the highest requested offset is not deleted.
+- After the answer to a deletion no leader has the records, whatever dies.
 - No log starts above its high watermark.
 """
 
@@ -21,11 +21,11 @@ PAUSE_S = 2.0
 
 
 class Trimming:
-    """A producer of one partition, and a client that deletes what it has written. They have a machine of their own."""
+    """A producer of one partition, and a client that deletes the producer's records. They have their own machine."""
 
     def __init__(self, world: World, cluster: SimulatedCluster, key: PartitionKey) -> None:
         self.key = key
-        # The highest offset that was asked for, and the highest that was answered.
+        # The highest offset of a deletion request, and of an answered one.
         self.asked = self.answered = 0
         self.producer = Producer(cluster.client, key, world.random, asyncio.Event(), idempotent=False)
         self._cluster = cluster
@@ -68,7 +68,7 @@ class Trimming:
     async def _delete(self, offset: int) -> None:
         request = delete_records_request({TopicPartition(*self.key): offset}, ATTEMPT_TIMEOUT_MS)
         while True:
-            # A new leader may not know yet how far records are committed: the offset is out of its range.
+            # A new leader may not know the high watermark yet. Then the offset is out of its range.
             expected = (ErrorCode.OFFSET_OUT_OF_RANGE,)
             (answer,) = await self._client.attempts(ApiKey.DELETE_RECORDS, [request], expected)
             self.check()
@@ -80,7 +80,7 @@ class Trimming:
             await self._client.again()
 
     def check(self) -> None:
-        """AssertionError unless every log begins where it may."""
+        """AssertionError unless the start offset of every log is allowed."""
         leader_id = self._cluster.leader(*self.key)
         for one in self._cluster.brokers.values():
             partition = None if one.broker is None else self._cluster.hosted_partition(one.broker_id, self.key)
@@ -94,7 +94,7 @@ class Trimming:
                 assert start >= self.answered, f"{where} starts at {start}, {self.answered} was answered"
 
     def check_records(self) -> None:
-        """AssertionError unless every acknowledged record at or above the highest offset asked for is there."""
+        """AssertionError unless every acknowledged record at or above the highest requested offset is there."""
         leader = self._cluster.brokers[self._cluster.leader(*self.key)]
         values = {record.offset: record.value for record in records_of(replica_bytes(leader, self.key))}
         for each in self.producer.acknowledged:

@@ -25,7 +25,7 @@ from klamm.simulation.workloads.workload import Consumer, Producer, Workload, wi
 from klamm.znodes.configs import topic_entity
 
 CONVERGENCE_TIMEOUT_S = 180.0
-# Longer, because clients have work left, and quotas slow them down.
+# Longer than CONVERGENCE_TIMEOUT_S, because clients have work left, and quotas slow them down.
 SERVICE_TIMEOUT_S = 300.0
 CHECK_INTERVAL_S = 1.0
 
@@ -35,7 +35,7 @@ CHECK_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A cluster that became whole: the time of the loop, and the leader epochs at that time."""
+    """When a cluster became whole (the loop's time), and the leader epochs at that time."""
 
     since_s: float
     leader_epochs: Mapping[PartitionKey, int]
@@ -71,7 +71,7 @@ async def serving(cluster: SimulatedCluster, timeout_s: float = SERVICE_TIMEOUT_
 
 
 def _failure(cluster: SimulatedCluster, told: str, missing: list[str]) -> SimulationFailure:
-    """Names what is missing; a note says who waits for whom."""
+    """Lists what is missing. A note has the chains of waits."""
     failure = SimulationFailure(f"{told}:\n  " + "\n  ".join(missing))
     failure.add_note("waits:\n  " + "\n  ".join(chains(cluster) or ["no broker, controller or partition waits"]))
     return failure
@@ -109,7 +109,7 @@ def _missing_of_partition(
 
 
 async def come_to_rest(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> None:
-    """Waits until every record is committed everywhere and no request is pending; all clients have stopped.
+    """Waits until every record is committed everywhere and no request is pending. All clients have stopped.
 
     SimulationFailure, with the list of what is still pending, after `timeout_s`.
     """
@@ -158,12 +158,13 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
 async def judge(
     cluster: SimulatedCluster, workload: Workload, whole: Whole | None = None, trimmed: Collection[str] = ()
 ) -> str:
-    """Waits until the consumers have read all records, and compares. Returns the counts as text. AssertionError.
+    """Waits until the consumers have read all records, then compares. Returns the counts as text. Raises
+    AssertionError.
 
-    The replicas of `trimmed` topics, whose records are deleted, may begin at different offsets: they are left out.
+    The records of `trimmed` topics are deleted, so their replicas may begin at different offsets and are not compared.
 
-    Producers must have stopped, and the cluster must be whole; all records acknowledged since `whole` must be there. A
-    partition has at most one producer.
+    Producers must have stopped, and the cluster must be whole. With acks=1, records acknowledged since `whole` must be
+    there. A partition has at most one producer.
     """
     ends = {}
     for producer in workload.producers:
@@ -189,7 +190,7 @@ async def judge(
 
 
 def _check_acknowledged(cluster: SimulatedCluster, producer: Producer, log: bytes, records: list[Record]) -> None:
-    """Every acknowledged record is in the log at its acknowledged offset; with idempotence, the log has no other."""
+    """Every acknowledged record is in the log at its offset. With idempotence, the log has no other records."""
     values = [record.value for record in records]
     topic, partition = producer.key
     epochs = _epochs(log)
@@ -207,20 +208,20 @@ def _check_acknowledged(cluster: SimulatedCluster, producer: Producer, log: byte
     if producer.idempotent:
         assert values == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
     else:
-        # Batches that were sent again may be there more than once; their first copies are in order.
+        # Retried batches may be in the log more than once. Their first copies are in order.
         assert list(dict.fromkeys(values)) == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
 
 
 def _check_consumed(consumer: Consumer, there: list[tuple[int, bytes, int]]) -> None:
-    """A consumer has read the log, and nothing that the log no longer has."""
+    """A consumer has read exactly the records of the log."""
     for read, record in zip(consumer.records, there, strict=False):
         assert read == record, f"{consumer.key}: a consumer has read {read}, the log has {record}"
     assert len(consumer.records) == len(there), f"{consumer.key}: {len(consumer.records)} of {len(there)} records read"
 
 
 def _check_acknowledged_by_leader(producer: Producer, records: list[Record], led_since_s: float) -> None:
-    """With acks=1 only a change of leaders may lose acknowledged records: those acknowledged before it. `led_since_s`
-    is a time after the last change. The log never has a record that no producer has sent."""
+    """With acks=1 only a change of leaders may lose records, and only records acknowledged before the change.
+    `led_since_s` is a time after the last change. Every record of the log was sent by a producer."""
     values = [record.value for record in records]
     topic, partition = producer.key
     strange = [value for value in values if value not in producer.sent]
@@ -234,8 +235,8 @@ def _check_acknowledged_by_leader(producer: Producer, records: list[Record], led
 
 
 async def compare_replicas(cluster: SimulatedCluster, trimmed: Collection[str] = ()) -> None:
-    """Waits a short time for followers; then all replicas of every partition must be the same, byte for byte. Replicas
-    of compacted topics differ in what their brokers have compacted: they must have the same value for each key."""
+    """Waits a short time for followers. Then all replicas of every partition must be the same, byte for byte. Replicas
+    of compacted topics may differ, but must have the same newest value for each key."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONVERGENCE_TIMEOUT_S
     while differences := _differences(cluster, trimmed):
@@ -254,7 +255,7 @@ def check_leader_epochs(cluster: SimulatedCluster, trimmed: Collection[str] = ()
                 begins.setdefault(epoch, base_offset)
             known = dict(partition.log.leader_epochs.entries)
             if _is_compacted(cluster, key[0]):
-                # The first batches of an epoch may be gone.
+                # The first batches of an epoch may have been deleted or compacted.
                 begins = {epoch: min(known.get(epoch, offset), offset) for epoch, offset in begins.items()}
             assert begins.items() <= known.items(), (
                 f"{key[0]}-{key[1]}, broker {broker_id}: epochs begin at {begins}, the checkpoint says {known}"
@@ -280,7 +281,8 @@ def _is_compacted(cluster: SimulatedCluster, topic: str) -> bool:
 
 
 def _values_by_key(log: bytes) -> bytes:
-    """The newest value of each key, as text. A tombstone, which may have left the log, is as good as none."""
+    """The newest value of each key, as text. Keys with a tombstone are left out: the tombstone may have been compacted
+    away."""
     values = {
         record.key: record.value
         for position, header in iterate_batches(log)

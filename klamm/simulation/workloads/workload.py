@@ -1,9 +1,9 @@
 """The clients of a simulated cluster, and the records they keep for `klamm.simulation.workloads.verdict`.
 
 A producer repeats each batch until it is acknowledged, by all in-sync replicas or only by the leader. Each attempt is a
-separate request, so the acknowledging broker is known. An idempotent producer has up to three batches on their way, in
-any order; when one is acknowledged, it takes those before it for acknowledged too, as librdkafka does. A consumer reads
-as far as it can during the faults; with a rack, from the follower that the leader names (KIP-392).
+separate request, so the acknowledging broker is known. An idempotent producer has up to three batches in flight, in any
+order. Like librdkafka, it regards the batches before an acknowledged batch as acknowledged too. A consumer reads as far
+as it can during the faults. With a rack it reads from the follower that the leader names (KIP-392).
 
 What must stay true: an error that no fault of the cluster excuses is an AssertionError and ends the run.
 """
@@ -41,22 +41,23 @@ from klamm.simulation.machine.world import World
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
 FETCH_MAX_BYTES = 1 << 20
-# For requests to the controller.
+# The timeout of requests to the controller.
 REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
 MAX_IN_FLIGHT = 3
-# A former leader that was cut off before it heard of its successor expects an earlier batch, for as long as an outage.
+# A former leader that is cut off and does not know its successor may lack the last batches. It refuses new ones for as
+# long as the outage lasts.
 REFUSALS_OF_A_FORMER_LEADER = 600
-# Then a consumer asks the leader anew (metadata.max.age.ms).
+# After this many fetches a consumer asks the leader again for a follower (metadata.max.age.ms).
 FETCHES_OF_A_FOLLOWER = 20
-# What a batch gets that has overtaken another, or that the leader has but no longer recognizes.
+# The errors for a batch that has overtaken another one, or that the leader has but no longer recognizes.
 OUT_OF_SEQUENCE = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A batch that was acknowledged at a time of the loop; `attempts` counts how often it had been sent until then.
+    """An acknowledged batch, with the loop's time. `attempts` counts how often it was sent before the acknowledgement.
 
     The offset is None when only a later batch was acknowledged.
     """
@@ -97,7 +98,7 @@ class PartitionClient:
         expected: Collection[ErrorCode] = (),
         broker_id: int | None = None,
     ) -> list[tuple[Any, int] | None]:
-        """As `attempt`, for several requests at once; a result may also have one of the `expected` errors."""
+        """Like `attempt`, for several requests at once. A result may also have one of the `expected` errors."""
         try:
             leader = await self._leader() if broker_id is None else broker_id
             connection = await self._client.connection_to(leader)
@@ -117,7 +118,7 @@ class PartitionClient:
             if result.error_code in RETRIABLE_ERRORS:
                 return None
             if broker_id is not None and result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                return None  # A follower may be behind; consumers then ask the leader again.
+                return None  # A follower may be behind. Consumers then ask the leader.
             allowed = (ErrorCode.NONE, *expected)
             assert result.error_code in allowed, f"{self.topic}-{self.partition}, broker {leader}: {result}"
             self._failures = 0
@@ -204,7 +205,7 @@ class Producer:
         return values, bytes(batch)
 
     async def _produce(self, batches: list[tuple[tuple[bytes, ...], bytes]]) -> None:
-        """Sends the batches, all that are left each time, until all are acknowledged."""
+        """Sends the batches until all are acknowledged. Each attempt sends all batches that are not acknowledged."""
         expected = OUT_OF_SEQUENCE if self.idempotent else ()
         refusals = 0
         for attempts in itertools.count(1):
@@ -217,7 +218,7 @@ class Producer:
             ]
             found = await self._partition_client.attempts(ApiKey.PRODUCE, requests, expected)
             answers = [answer for _, answer in sorted(zip(order, found, strict=True), key=itemgetter(0))]
-            # The leader takes the first batch, or recognizes the last one that it has.
+            # The leader should accept the first batch, or recognize the last batch that it has.
             are_refused = all(answer is not None and answer[0].error_code in OUT_OF_SEQUENCE for answer in answers)
             refusals = refusals + 1 if are_refused else 0
             assert refusals < REFUSALS_OF_A_FORMER_LEADER, (
@@ -242,11 +243,11 @@ class Producer:
 
 
 class Consumer:
-    """Reads one partition from its beginning; `records` holds (offset, value, leader epoch), offsets without gaps. The
-    epoch tells a record from its copy: a producer sends a lost one again, and it gets the same offset.
+    """Reads one partition from its beginning. `records` holds (offset, value, leader epoch); the offsets have no gaps.
+    The epoch distinguishes a lost record from its retry, which may get the same offset.
 
-    With a `rack` it reads from the follower that the leader has named, until that one fails or FETCHES_OF_A_FOLLOWER
-    are over, and sends the leader epoch that it knows, without which it would be named none.
+    With a `rack` it reads from the follower that the leader has named, until this follower fails or after
+    FETCHES_OF_A_FOLLOWER. It sends the leader epoch that it knows; without the epoch the leader names no follower.
     `fetched_from_followers` counts the answers of followers with records.
     """
 
@@ -289,11 +290,12 @@ class Consumer:
 
 
 class Workload:
-    """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own.
+    """A producer and a consumer for each partition of `is_idempotent`, on one machine.
 
-    The consumers are in these `racks` in turn, or in none. Producers use acks=1 for the partitions in `only_leader`. No
-    consumer reads the partitions in `unread`, where records may be lost after they were read. Each producer and
-    consumer has connections of its own: a broker answers the requests of one connection in order, and fetches wait.
+    The consumers are in these `racks` in turn. Producers use acks=1 for the partitions in `only_leader`. No consumer
+    reads the partitions in `unread`, where records may be lost after they were read. Each producer and consumer has
+    its own connections: a broker answers the requests of one connection in order, so a waiting fetch would delay
+    others.
     """
 
     def __init__(
@@ -371,7 +373,7 @@ def with_epochs(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
 
 
 def is_intact(data: Buffer | None) -> bool:
-    """Whether all whole batches are what their producers sent: a replica may have rotten."""
+    """Whether the checksums of all whole batches are right. On a replica with bit rot they may be wrong."""
     try:
         batches = list(iterate_batches(data or b"", allow_partial_end=True))
     except KafkaError:
@@ -389,13 +391,13 @@ def records_of(data: Buffer | None) -> Iterator[Record]:
 async def create_topic(
     client: ClusterClient, name: str, *, partitions: int, replication_factor: int, configs: dict[str, str] | None = None
 ) -> bool:
-    """Creates a topic; repeats the request until the topic exists. Whether the answer says that this request created
-    it, not another."""
+    """Creates a topic; repeats the request until the topic exists. Returns whether the answer says that this request
+    created it."""
     topic = NewTopic(name, partitions, replication_factor, configs=dict(configs or {}))
     passing = {*RETRIABLE_ERRORS, ErrorCode.INVALID_REPLICATION_FACTOR}
     while True:
         result = (await create_topics(client, [topic], timeout_ms=REQUEST_TIMEOUT_MS))[name]
-        # Timed out: the topic is created, and has no leaders yet.
+        # After a timeout the topic is created, and has no leaders yet.
         if not isinstance(result, KafkaError) or result.code is ErrorCode.REQUEST_TIMED_OUT:
             return True
         # The topic exists already if the answer to an earlier attempt was lost.
@@ -406,14 +408,14 @@ async def create_topic(
 
 
 async def delete_topic(client: ClusterClient, name: str) -> bool:
-    """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone. Whether
-    the answer says that this request has marked it."""
+    """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone. Returns
+    whether the answer says that this request has marked it."""
     while True:
         result = (await delete_topics(client, [name], timeout_ms=REQUEST_TIMEOUT_MS))[name]
-        # Timed out: the topic is marked, and its deletion continues.
+        # After a timeout the topic is marked, and its deletion continues.
         if result is None or result.code is ErrorCode.REQUEST_TIMED_OUT:
             return True
-        # Unknown: the answer to an earlier attempt was lost.
+        # An unknown topic means that the answer to an earlier attempt was lost.
         if result.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return False
         assert result.code in RETRIABLE_ERRORS, result

@@ -1,13 +1,13 @@
 """The format `avro`: a datum without a container in each record, as Spark's `from_avro` reads it.
 
-fastavro decodes one datum at a time. It is given the writer's schema and, unless all of it is wanted, the part that is,
-both without names, logical types and defaults; so it skips the other fields, and neither checks nor resolves anything.
-What the reader's schema makes of the values is decided here, once for each schema.
+fastavro decodes one datum at a time. It gets the writer's schema and, unless all fields are wanted, the wanted part of
+it, both without names, logical types and defaults. So it skips the other fields, and neither checks nor resolves
+anything. This module resolves the reader's schema, once for each writer's schema.
 
 What must stay true:
-- A schema by which a few bytes could cost much is refused (`avro_schemas.require_bounded`), also when it came from a
-  registry, and when no query reads the fields that would cost it.
-- A field that the schema does not have is null: writers are older than readers.
+- A schema with which a few bytes could cost much work is refused (`avro_schemas.require_bounded`), also when it comes
+  from a registry, and when no query reads the costly fields.
+- A field that the schema lacks is null: writers are older than readers.
 
 Source: org.apache.spark.sql.avro.AvroDeserializer; Apache Avro 1.11, "Schema Resolution".
 """
@@ -42,7 +42,7 @@ _ALLOWED: dict[str, tuple[pa.DataType, ...]] = {
     "enum": (pa.string(),),
 }
 _MICROS = {"timestamp-millis": 1000, "local-timestamp-millis": 1000, "timestamp-micros": 1, "local-timestamp-micros": 1}
-# What a reader may make of a writer's type.
+# The types that a reader's schema may have for a writer's type.
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
@@ -64,8 +64,8 @@ def decoder(column: ColumnFormat, data_type: pa.DataType) -> "AvroDecoder":
 class AvroDecoder:
     """Decodes data that were written with one schema, resolved to the reader's schema.
 
-    Raises SchemaError where a schema is not safe, or is not one that the reader's can read, and ValueError where the
-    type is not one that the reader's schema has.
+    Raises SchemaError if a schema is not safe or cannot be resolved to the reader's schema, and ValueError if the type
+    does not fit the reader's schema.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, data_type: pa.DataType) -> None:
@@ -79,7 +79,7 @@ class AvroDecoder:
         whole, part = resolution.whole(writer, set()), chosen.schema
         self._is_record = writer.kind == "record"
         if not self._is_record:
-            # fastavro parses any schema but a record's again for each datum.
+            # fastavro parses a schema again for each datum, unless it is a record's.
             whole, part = _in_record("whole", whole), _in_record("part", part)
         self._whole = fastavro.parse_schema(whole)
         # Reading without a second schema takes half of the time.
@@ -99,7 +99,7 @@ class AvroDecoder:
                 try:
                     found: Any = read(io.BytesIO(value), whole, chosen, handle_unicode_errors="replace")
                     row = found if self._is_record else found["datum"]
-                # What the library raises for wrong bytes is anything that Python's own functions raise.
+                # For wrong bytes fastavro may raise any exception of Python's own functions.
                 except Exception as error:
                     bad[index] = True
                     reason = reason or f"not valid Avro of the schema ({type(error).__name__})"
@@ -108,9 +108,9 @@ class AvroDecoder:
 
 
 class _Chosen(NamedTuple):
-    """What is read of a writer's type: a part of its schema for fastavro, and the builder of the values.
+    """The wanted part of a writer's type: its schema for fastavro, and the builder of the values.
 
-    - `is_whole`: the part has all that was written, and nothing is promoted.
+    - `is_whole`: the part has all written fields, and nothing is promoted.
     """
 
     schema: Any
@@ -119,11 +119,11 @@ class _Chosen(NamedTuple):
 
 
 class _Resolution:
-    """Finds the part of a writer's schema that a type wants, and what the reader's schema makes of it.
+    """Finds the part of a writer's schema that a type needs, and resolves it to the reader's schema.
 
-    fastavro gets its own names: T0, T1 for the writer's named types, f0, f1 for the fields of a record. A chosen part
-    has a namespace of its own: a type that is used twice may be cut in two ways. An enum is an int, because fastavro
-    looks through all symbols for each value; in a union with numbers, it is a record with an int.
+    The schemas for fastavro have other names: T0, T1 for the writer's named types, f0, f1 for the fields of a record. A
+    chosen part has its own namespace, because different parts of a type may be used in two places. An enum is an int,
+    because fastavro searches all symbols for each value; in a union with numbers, it is a record with an int.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Resolution:
         self._parts = 0
 
     def whole(self, found: AvroType, defined: set[str], *, among_numbers: bool = False) -> Any:
-        """The schema as fastavro gets it."""
+        """The schema for fastavro."""
         if found.kind == "union":
             among_numbers = _has_numbers(found)
             return [self.whole(branch, defined, among_numbers=among_numbers) for branch in found.branches]
@@ -162,7 +162,7 @@ class _Resolution:
                 try:
                     kept.append(self._read(branch, wanted, may_be_null, data_type, among_numbers=_has_numbers(writer)))
                 except SchemaError as error:
-                    # Only its values are bad.
+                    # Only values of this branch are bad.
                     refused = error
         if not kept:
             raise refused
@@ -259,7 +259,7 @@ class _Resolution:
         return self._fields[id(record)]
 
     def _default(self, field: AvroField) -> Any:
-        """A field's default as fastavro would have decoded it."""
+        """A field's default, in the form in which fastavro decodes values."""
         if id(field) not in self._defaults:
             if "default" not in field.attributes:
                 raise SchemaError(f"the Avro schema has no default for {field.name}, which the writer's schema lacks")
@@ -272,7 +272,7 @@ class _Resolution:
         return self._defaults[id(field)]
 
     def _value(self, found: AvroType, value: Any) -> Any:
-        """A default, which is JSON, as a value. Raises ValueError and StopIteration."""
+        """The value of a default, which is JSON. Raises ValueError and StopIteration."""
         match found.kind, value:
             case ("null", None) | ("boolean", bool()) | ("string", str()):
                 return value
@@ -285,7 +285,7 @@ class _Resolution:
             case ("enum", str()):
                 return found.symbols.index(value)
             case ("union", _):
-                # One branch is tried: each may be a union again.
+                # Only one branch is tried, because each may be a union again.
                 return self._value(next(each for each in found.branches if _may_be(each.kind, value)), value)
             case ("array", list()) if found.items is not None:
                 return [self._value(found.items, each) for each in value]
@@ -302,7 +302,7 @@ class _Resolution:
 
 
 def _wanted(reader: AvroType) -> tuple[AvroType | None, bool]:
-    """The one type of a reader's schema beside null, and whether there may be a null."""
+    """The only type of a reader's schema beside null, and whether null is allowed."""
     branches = reader.branches if reader.kind == "union" else (reader,)
     values = [branch for branch in branches if branch.kind != "null"]
     may_be_null = len(values) < len(branches)
@@ -315,13 +315,13 @@ def _wanted(reader: AvroType) -> tuple[AvroType | None, bool]:
 
 
 def _is_named(writer: AvroType, reader: AvroType) -> bool:
-    """Whether a writer's named type is the reader's: by its name without the namespace, or by an alias."""
+    """Whether a writer's named type matches the reader's: by its name without the namespace, or by an alias."""
     last = writer.name.rpartition(".")[2]
     return last == reader.name.rpartition(".")[2] or writer.name in reader.aliases
 
 
 def _conversion(writer: AvroType, reader: AvroType, data_type: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes values of the type. Raises ValueError for a type that is not the schema's."""
+    """The conversion to values of the type. Raises ValueError for a type that does not fit the schema."""
     kind, logical = reader.kind, reader.logical
     if pa.types.is_timestamp(data_type) and kind == "long" and logical in _MICROS:
         factor = _MICROS[logical]
@@ -335,7 +335,7 @@ def _conversion(writer: AvroType, reader: AvroType, data_type: pa.DataType) -> C
 
 
 def _symbol(writer: AvroType, reader: AvroType) -> Callable[[Any], str]:
-    """The symbol that the reader's schema has for what was written. The function raises KeyError."""
+    """Returns a function that gives the reader's symbol for a written value. The function raises KeyError."""
     allowed, default = set(reader.symbols), reader.attributes.get("default")
     default = default if isinstance(default, str) and default in allowed else None
     read = ((number, symbol if symbol in allowed else default) for number, symbol in enumerate(writer.symbols))
@@ -352,7 +352,7 @@ def _always(value: Any) -> Callable[[Any], Any]:
 
 
 def _may_be(kind: str, value: Any) -> bool:
-    """Whether JSON of this kind can be a default of the type, without a look at what is within."""
+    """Whether a JSON value of this kind can be a default of the type. Does not check nested values."""
     match value:
         case None | bool():
             return kind == ("null" if value is None else "boolean")

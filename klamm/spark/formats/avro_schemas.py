@@ -1,12 +1,12 @@
-"""Avro schemas as trees of types, with a bound on what each may cost.
+"""Avro schemas as trees of types, with a bound on the cost of each.
 
-Every client that may write to a registry chooses schemas for readers, so a schema is checked like a record's bytes.
+Every client that may write to a registry chooses schemas for readers. So a schema is checked like a record's bytes.
 
 What must stay true:
-- A schema is read in time that grows with its text: a named type is read once, however often the schema uses it.
+- Reading a schema takes time in proportion to its text: a named type is read once, however often the schema uses it.
 - `require_bounded` accepts a schema only if decoding visits at most VISITS_PER_BYTE types for each byte of a datum, and
   MAX_FREE_VISITS more, whatever the bytes are, and goes at most MAX_DEPTH types deep. fastavro's own recursion has no
-  bound. So a type within itself is refused, and so is an array whose elements may take too few bytes.
+  bound. So a type that contains itself is refused, and so is an array whose elements may take too few bytes.
 - Importing this module imports no library of a format.
 
 Source: Apache Avro 1.11, "Schema Declaration", "Names"; org.apache.avro.Schema.
@@ -21,25 +21,25 @@ from klamm.spark.formats.settings import SchemaError
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 NAMED = ("record", "enum", "fixed")
-# Deeper ones may exhaust the stack of a worker.
+# Deeper schemas may exhaust the stack of a worker.
 MAX_DEPTH = 100
 # The most types in a schema's text: fastavro copies all names for each datum.
 MAX_TYPES = 20_000
 VISITS_PER_BYTE = 100
 MAX_FREE_VISITS = 20_000
-# The fewest bytes of a value; of other types one.
+# The minimum size of a value in bytes; 1 for other types.
 _BYTES = {"null": 0, "float": 4, "double": 8}
 _OWN_KEYS = ("type", "name", "namespace", "aliases", "fields", "symbols", "items", "values", "size")
 
 
 @dataclass(slots=True, eq=False)
 class AvroType:
-    """A type of a schema. Where a schema uses a name again, it is the same object.
+    """A type of a schema. All uses of a name in a schema are the same object.
 
     - `name`, `aliases`: full names.
     - `items`: of arrays and maps, the type of elements or values.
-    - `logical`: the logical type that the attributes name, also one that is not valid here.
-    - `attributes`: the attributes beside those that define the type.
+    - `logical`: the logical type that the attributes name, even if it is not valid for this type.
+    - `attributes`: the attributes that do not define the type.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class AvroType:
 
     @property
     def decimal(self) -> tuple[int, int] | None:
-        """(precision, scale) of a decimal; None for other types, and for a decimal that is not valid: it is bytes."""
+        """(precision, scale) of a decimal; None for other types, and for an invalid decimal, which is read as bytes."""
         if self.logical != "decimal" or self.kind not in ("bytes", "fixed"):
             return None
         precision, scale = self.attributes.get("precision"), self.attributes.get("scale", 0)
@@ -78,8 +78,8 @@ class AvroField(NamedTuple):
 
 
 def read_schema(text: str, referenced: Iterable[str] = ()) -> AvroType:
-    """The type of a schema's text, after the texts whose names it uses. A single name needs no quotes. Raises
-    SchemaError."""
+    """The type of a schema's text. `referenced` are the texts whose names it uses. A single name needs no quotes.
+    Raises SchemaError."""
     reader = _Reader()
     for other in referenced:
         reader.read(_json(other))
@@ -87,12 +87,12 @@ def read_schema(text: str, referenced: Iterable[str] = ()) -> AvroType:
 
 
 def write_schema(root: AvroType) -> str:
-    """The schema's text, which needs no other one. Raises SchemaError where types are nested too deep."""
+    """The schema's text, which needs no other text. Raises SchemaError if types are nested too deep."""
     return json.dumps(_written(root, set(), 0))
 
 
 def require_bounded(root: AvroType) -> None:
-    """Raises SchemaError for a schema by which a few bytes could cost much."""
+    """Raises SchemaError for a schema with which a few bytes could cost much work."""
     bound = _Bounds().of(root, 0)
     if bound.peak > MAX_FREE_VISITS:
         raise SchemaError(f"the Avro schema has more than {MAX_FREE_VISITS} types that a datum without bytes visits")
@@ -114,7 +114,7 @@ def _json(text: str) -> Any:
 
 
 class _Reader:
-    """Reads schemas; those that come later may use the names of earlier ones."""
+    """Reads schemas. Later schemas may use the names of earlier ones."""
 
     def __init__(self) -> None:
         self._names: dict[str, AvroType] = {}
@@ -160,7 +160,7 @@ class _Reader:
         made.name = _full_name(name, own)
         if made.name in self._names or made.name in PRIMITIVES:
             raise SchemaError(f"the Avro schema defines the name {_shown(made.name)} twice")
-        # A type within itself is found here; `require_bounded` refuses it.
+        # A type may contain itself here; `require_bounded` refuses it.
         self._names[made.name] = made
         inner = made.name.rpartition(".")[0]
         made.aliases = tuple(_full_name(alias, inner) for alias in _names(schema.get("aliases", [])))
@@ -219,7 +219,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """The beginning of a value, without the work of showing all of it."""
+    """The beginning of a value's text, without formatting all of it."""
     text = repr(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
     return text if len(text) < 80 else f"{text[:80]}..."
 
@@ -264,9 +264,9 @@ def _written(found: AvroType, defined: set[str], level: int) -> Any:
 class _Bound(NamedTuple):
     """The visits that decoding a datum takes beyond VISITS_PER_BYTE for each of its bytes.
 
-    - `excess`: at its end, at most. Negative where bytes pay for more than their own visits.
-    - `peak`: at any moment, at most: a datum may end too early.
-    - `depth`: how many types are within each other.
+    - `excess`: the most at the end of the datum. Negative if the bytes allow more visits than the datum takes.
+    - `peak`: the most at any moment, because a datum may end too early.
+    - `depth`: how deep types are nested.
     """
 
     excess: int

@@ -1,7 +1,7 @@
-"""Arrow arrays of the objects that a format's library makes, for formats whose libraries decode one record at a time.
+"""Makes Arrow arrays from Python objects, for formats whose libraries decode one record at a time.
 
-A `Builder` is made once for a type, and makes one array of the objects of a batch. What must stay true: a value that
-does not fit raises NotFitting, and `build_rows` finds the rows that have one.
+A `Builder` is made once for a type, and makes one array from the objects of a batch. What must stay true: a value that
+does not fit raises NotFitting, and `build_rows` finds the rows with such a value.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ import pyarrow as pa
 from klamm.spark.formats.coding import Decoded, Mask
 
 Builder = Callable[[Sequence[Any]], pa.Array]
-"""Makes an array of as many objects; None stands for null."""
+"""Makes an array from a sequence of objects. None becomes null."""
 
 
-# What conversions raise for a value that is not one of the type.
+# The errors that conversions raise for a value that does not fit the type.
 _WRONG = (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError)
 
 
 class NotFitting(ValueError):
-    """A value that is not one of the type."""
+    """A value does not fit the type."""
 
 
 def build_rows(builder: Builder, rows: list[Any], bad: Mask, reason: str) -> Decoded:
@@ -49,7 +49,7 @@ def _fits(builder: Builder, row: Any) -> bool:
 
 
 def simple(data_type: pa.DataType, convert: Callable[[Any], Any] | None = None) -> Builder:
-    """Numbers, texts and bytes; `convert` is applied to each value before."""
+    """Numbers, texts and bytes. `convert` is applied to each value first."""
     storage = data_type
     if pa.types.is_timestamp(data_type):
         storage = pa.int64()
@@ -73,7 +73,7 @@ def nulls(data_type: pa.DataType) -> Builder:
 
 
 def struct(data_type: pa.DataType, fields: Sequence[tuple[Callable[[Any], Any], Builder]]) -> Builder:
-    """A struct: for each of its fields, how to get it of an object, and its builder."""
+    """A struct. `fields` has, for each field, a function that gets it from an object, and its builder."""
 
     def build(values: Sequence[Any]) -> pa.Array:
         children = []
@@ -89,7 +89,7 @@ def struct(data_type: pa.DataType, fields: Sequence[tuple[Callable[[Any], Any], 
 
 
 def items(data_type: pa.DataType, builder: Builder) -> Builder:
-    """A list, of sequences of its elements."""
+    """A list, from sequences of its elements."""
 
     def build(values: Sequence[Any]) -> pa.Array:
         children = [builder([element for value in values if value is not None for element in value])]
@@ -99,7 +99,7 @@ def items(data_type: pa.DataType, builder: Builder) -> Builder:
 
 
 def pairs(data_type: pa.DataType, keys: Builder, entries: Builder) -> Builder:
-    """A map, of mappings."""
+    """A map, from mappings."""
 
     def build(values: Sequence[Any]) -> pa.Array:
         arrays = [

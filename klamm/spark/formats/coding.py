@@ -1,10 +1,11 @@
-"""What decoders and encoders have in common, and where they are made: once for each task, from a format and a type.
+"""The interface of decoders and encoders, and the functions that make them: once for each task, from a format and a
+type.
 
 What must stay true:
-- For any bytes a decoder returns; it says which rows are bad and never raises for what a record has.
-- It takes time that grows with the bytes, for any bytes and any schema.
+- A decoder returns for any bytes. It says which rows are bad, and never raises because of the content of a record.
+- Decoding takes time in proportion to the bytes, for any bytes and any schema.
 - A decoder reads only the fields of the type that it was made with.
-- The library of a format is imported when a decoder or encoder is made, and a missing one is one sentence.
+- The library of a format is imported when a decoder or encoder is made. If it is missing, the error is one sentence.
 """
 
 import importlib
@@ -34,8 +35,8 @@ class EncodingError(ValueError):
 class Decoded(NamedTuple):
     """The decoded column of a record batch, null where the bytes are null or bad.
 
-    `bad` has True for each row that could not be decoded, and `reason` says why the first of them could not; without
-    a bad row they are None and empty.
+    `bad` is True for each row that could not be decoded, and `reason` is the reason of the first of them. Without bad
+    rows, `bad` is None and `reason` is empty.
     """
 
     column: pa.Array
@@ -47,7 +48,7 @@ class Decoder(Protocol):
     """Makes values of one type."""
 
     def decode(self, data: pa.Array) -> Decoded:
-        """The values of a column of bytes (`pa.binary()`), which may be a slice. Null bytes are a null value."""
+        """The values of a column of bytes (`pa.binary()`), which may be a slice. Null stays null."""
 
 
 class Encoder(Protocol):
@@ -62,7 +63,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def in_chunks(data: pa.Array, data_type: pa.DataType, decode: Callable[[pa.Array], Decoded]) -> Decoded:
-    """The values of a column of bytes, of which about CHUNK_BYTES, or a single row, are decoded at a time."""
+    """The values of a column of bytes. About CHUNK_BYTES, or a single row, are decoded at a time."""
     offsets = np.frombuffer(data.buffers()[1] or b"\0\0\0\0", np.int32)[data.offset : data.offset + len(data) + 1]
     chunks, start = [], 0
     while start < len(data):

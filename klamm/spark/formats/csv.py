@@ -1,11 +1,11 @@
 """The format `csv`: a line in each record, as Spark's `from_csv` reads it; the fields are in the order of the schema.
 
-Lines without quotes are cut by Arrow; others, one by one, by this module: the escape of Spark's CSV is a backslash that
-has a meaning within quotes only, which Arrow's and Python's readers of CSV do not have.
+Arrow splits lines without quotes. This module splits the other lines, one by one: Spark's CSV has a backslash as its
+escape, which has a meaning only within quotes, and the CSV readers of Arrow and Python do not support this.
 
-What must stay true: a record is one row, whatever line ends it has. One with another number of fields than the schema
-is bad, and so is one with a quoted field that continues after its closing quote. Time and memory grow with a record's
-bytes: of its fields at most one more than the schema has are cut.
+What must stay true: a record is one row, whatever line ends it has. A record with another number of fields than the
+schema is bad, and so is a record with a quoted field that continues after its closing quote. Time and memory grow with
+a record's bytes: at most one more field than the schema has is split off.
 
 Source: org.apache.spark.sql.catalyst.csv.UnivocityParser, CSVOptions.
 """
@@ -26,7 +26,7 @@ from klamm.spark.formats.strings import utf8
 _INTEGERS: dict[pa.DataType, int] = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64}
 _INTEGER = re.compile(r"[+-]?\d{1,30}", re.ASCII)
 _FLOAT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?[fFdD]?", re.ASCII)
-# What Arrow reads and Java means the same.
+# The forms of numbers that Arrow and Java read alike.
 _COMMON_INTEGER, _COMMON_FLOAT = r"^-?\d+$", r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$"
 _BLANK = "".join(map(chr, range(33)))
 
@@ -45,7 +45,7 @@ class CsvDecoder:
         self._settings = settings
         self._separator = separator(settings)
         self._quote, self._escape = settings.get("quote", '"'), settings.get("escape", "\\")
-        # What has a meaning within quotes.
+        # The characters that have a meaning within quotes.
         self._special = re.compile("|".join(map(re.escape, filter(None, (self._quote, self._escape)))))
         self._converter = texts.Converter(settings)
         self._fields = [data_type.field(index).type for index in range(data_type.num_fields)]
@@ -66,7 +66,7 @@ class CsvDecoder:
             tokens = pa.array(found, pa.list_(pa.string()))
         counts = pc.fill_null(pc.list_value_length(tokens), -1).to_numpy(zero_copy_only=False)
         is_null = np.asarray(lines.is_null().to_numpy(zero_copy_only=False), np.bool_)
-        # A row of nulls, whatever fields there are.
+        # An empty line is a row of nulls, whatever the number of fields.
         is_empty = np.asarray(pc.fill_null(pc.equal(lines, ""), False).to_numpy(zero_copy_only=False), np.bool_)
         has_fields = ~is_null & ~is_empty & (counts == len(self._fields))
         bad: Mask = ~is_null & ~is_empty & ~has_fields
@@ -82,7 +82,7 @@ class CsvDecoder:
                     reason = f"field {number + 1} is not of the type {self._fields[number]}"
                 bad[good[wrong]] = True
             children.append(made)
-        # Each row's place among those with fields.
+        # Each row's index among the rows with fields.
         places = np.cumsum(has_fields) - 1
         invalid = is_null | bad
         chosen = pa.array(places, pa.int64(), mask=invalid | is_empty)
@@ -100,7 +100,7 @@ class CsvDecoder:
         return pc.if_else(pc.equal(values, null), pa.scalar(None, pa.string()), values)
 
     def _tokens(self, line: str) -> list[str | None]:
-        """The fields of a record with quotes; no field at all where the quotes are wrong."""
+        """The fields of a record with quotes; an empty list if the quotes are wrong."""
         found: list[str | None] = []
         position = 0
         while True:
@@ -118,7 +118,8 @@ class CsvDecoder:
             position += len(self._separator)
 
     def _quoted(self, line: str, position: int) -> tuple[str, int]:
-        """The text of a field after its opening quote, and where the separator or the end is; -1 for neither."""
+        """The text of a field after its opening quote, and the position of the separator or of the end; -1 if neither
+        follows."""
         made: list[str] = []
         while (match := self._special.search(line, position)) is not None:
             found = match.start()
@@ -144,7 +145,8 @@ class CsvDecoder:
     # -- types --------------------------------------------------------------------------------------------------------
 
     def _maker(self, data_type: pa.DataType) -> Callable[[pa.Array], tuple[pa.Array, Mask | None]]:
-        """Makes values of texts, and says which were wrong. Raises ValueError for a type that CSV does not have."""
+        """A function that converts texts, and says which were wrong. Raises ValueError for a type that CSV does not
+        have."""
         if pa.types.is_string(data_type):
             return lambda values: (values, None)
         if pa.types.is_binary(data_type):
@@ -177,7 +179,7 @@ def separator(settings: Mapping[str, str]) -> str:
 def _fast(
     values: pa.Array, data_type: pa.DataType, common: str, convert: Callable[[str], Any]
 ) -> tuple[pa.Array, Mask | None]:
-    """All texts by Arrow, or one by one: Java takes a plus sign, and Arrow takes 0x1F."""
+    """Converts all texts by Arrow, or else one by one: only Java accepts a plus sign, and only Arrow accepts 0x1F."""
     made = texts.cast_common(values, data_type, common)
     return texts.each(values, data_type, convert) if made is None else (made, None)
 

@@ -1,6 +1,7 @@
-"""Schemas for writers that give none: Avro's as `to_avro` derives it, and a JSON Schema for a registry.
+"""Schemas for writers without a schema of their own: an Avro schema as `to_avro` derives it, and a JSON Schema for a
+registry.
 
-What must stay true: the same type gives the same text, or a registry would get a new version for each query.
+What must stay true: the same type gives the same text. Otherwise a registry would get a new version for each query.
 
 Source: org.apache.spark.sql.avro.SchemaConverters.
 """
@@ -80,7 +81,7 @@ def _avro(data_type: T.DataType, nullable: bool, name: str, namespace: str) -> A
 
 
 def _fixed_size(precision: int) -> int:
-    """The fewest bytes for numbers of so many digits."""
+    """The fewest bytes for numbers with this many digits."""
     size = 1
     while 2 ** (8 * size - 1) < 10**precision:
         size += 1
@@ -88,7 +89,7 @@ def _fixed_size(precision: int) -> int:
 
 
 def json_schema(data_type: T.DataType) -> str:
-    """A JSON Schema of the documents that are written. Fields that may be null are optional. Raises ValueError."""
+    """A JSON Schema of the written documents. Fields that may be null are optional. Raises ValueError."""
     return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **_json(data_type)})
 
 

@@ -1,12 +1,12 @@
 """The format `json`: a document in each record becomes a struct, as Spark's `from_json` makes it.
 
-The loops of `json_kernels.py` find the values of the wanted fields and check the rest of the document only. General
-libraries make objects of all fields first, or refuse a block for one bad line, and do not keep a number's text, which
-a field of type string needs.
+The loops of `json_kernels.py` find the values of the wanted fields, and only check the rest of the document. General
+libraries make objects of all fields first, or refuse a block because of one bad line. They do not keep the text of a
+number, which a field of type string needs.
 
 What must stay true:
-- A document is bad, and its row null, where `from_json` in the mode PERMISSIVE finds a corrupt record. docs/spark.md
-  has the table of what differs.
+- A document is bad, and its row null, if `from_json` in the mode PERMISSIVE finds a corrupt record. docs/spark.md has
+  the table of the differences.
 - Memory is bounded by the bytes: documents are decoded in chunks, and one document has at most
   MAX_VALUES wanted values.
 """
@@ -28,11 +28,11 @@ from klamm.spark.formats.texts import Converter
 
 Numbers = npt.NDArray[np.int64]
 
-# The most values of one document; Spark has no limit but its memory.
+# The most values of one document. In Spark only memory limits them.
 MAX_VALUES = 1024 * 1024
-# The most nodes of a schema: what is on the tape is sorted by their numbers as int16.
+# The most nodes of a schema: the tape is sorted by their numbers as int16.
 MAX_NODES = 2**15
-# Room on the tape: at first, and at most between two chunks.
+# The size of the tape: at first, and at most between two chunks.
 FIRST_VALUES, KEPT_VALUES = 64 * 1024, 512 * 1024
 # A field's name in a document may have escapes up to this size.
 LONGEST_ESCAPED_NAME_BYTES = 4096
@@ -56,7 +56,7 @@ _REASONS = {
     kernels.FULL: f"the JSON document has more than {MAX_VALUES} values of the schema",
 }
 _INTEGERS: dict[pa.DataType, tuple[int, int]] = {
-    # Jackson takes bytes up to 255, and Spark what remains of them.
+    # Jackson accepts bytes up to 255, and Spark takes their lower eight bits.
     pa.int8(): (-(2**7), 2**8 - 1),
     pa.int16(): (-(2**15), 2**15 - 1),
     pa.int32(): (-(2**31), 2**31 - 1),
@@ -71,7 +71,7 @@ def decoder(column: ColumnFormat, data_type: pa.DataType) -> "JsonDecoder":
 
 
 class _Found(NamedTuple):
-    """What is on the tape for one node, in the order of the document; `at` are the places on the tape."""
+    """The entries of the tape for one node, in the order of the document. `at` are their positions on the tape."""
 
     at: Numbers
     slots: Numbers
@@ -82,7 +82,7 @@ class _Found(NamedTuple):
 
 
 class _Node:
-    """A type within the schema, with the number that the loops know it by."""
+    """A type within the schema, with its number in the compiled loops."""
 
     def __init__(self, number: int, data_type: pa.DataType, kind: int) -> None:
         self.number, self.type, self.kind = number, data_type, kind
@@ -175,7 +175,7 @@ class _Tree:
         self._names += name.encode()
         lowest, highest = _INTEGERS.get(data_type, (0, 0))
         if made.kind == kernels.TIMESTAMP:
-            # Seconds, which are multiplied as Java does; without overflow here.
+            # The number is seconds, which Java multiplies. The bounds exclude an overflow.
             lowest, highest = (-(2**63) // 10**6 + 1, 2**63 // 10**6) if data_type.tz is not None else (1, 0)
         self._rows.append([made.kind, -1, 0, 0, 0, start, len(self._names), lowest, highest])
         return made
@@ -201,7 +201,7 @@ class _Tree:
             size *= 2
         row[kernels.TABLE], row[kernels.TABLE_MASK] = len(self._hashes), size - 1
         places = [-1] * size
-        # Behind each place, where the next free one may be: many names may have one hash.
+        # For each place, where the next free place may be: many names may have the same hash.
         free = list(range(1, size + 1))
         for child in node.children:
             at = self._rows[child.number]
@@ -217,7 +217,7 @@ class _Tree:
 
 
 class _Columns:
-    """Makes arrays of what is on a tape."""
+    """Makes arrays from the entries of a tape."""
 
     def __init__(self, content: Any, tape: Any, counts: Numbers, rows: int, converter: Converter) -> None:
         self._content, self._counts, self._rows, self._converter = content, counts, rows, converter
@@ -229,7 +229,8 @@ class _Columns:
         self.wrong_rows: list[Numbers] = []
 
     def make(self, node: _Node, length: int, opened: "Numbers | None" = None) -> pa.Array:
-        """The node's array of so many slots. `opened` has, for each slot, where on the tape its last struct begins."""
+        """The node's array with `length` slots. `opened` has, for each slot, where on the tape its last struct
+        begins."""
         found = self._found(node, opened)
         if node.kind == kernels.STRUCT:
             return self._struct(node, found, length)
@@ -252,7 +253,7 @@ class _Columns:
         chosen = slice(self._ends[node.number], self._ends[node.number + 1])
         part, at = self._sorted[chosen], self._order[chosen]
         if opened is not None:
-            # What belongs to a struct whose field came once more was replaced by that.
+            # If the field of a struct is repeated, the entries of the earlier struct are replaced.
             current = at > opened[part[:, kernels.SLOT]]
             if not current.all():
                 part, at = part[current], at[current]
@@ -272,7 +273,7 @@ class _Columns:
     def _list(self, node: _Node, found: _Found, length: int) -> pa.Array:
         sizes, firsts = np.zeros(length, np.int64), np.zeros(length, np.int64)
         valid = np.zeros(length, np.bool_)
-        # A list has been opened before its elements, and is on the tape when it ends; a null is there at once.
+        # The entry of a list is written when the list ends; the entry of a null at once.
         sizes[found.slots] = np.where(found.found == tokens.ELEMENTS, found.second, 0)
         firsts[found.slots] = np.where(found.found == tokens.ELEMENTS, found.first, 0)
         valid[found.slots] = found.found == tokens.ELEMENTS
@@ -285,7 +286,7 @@ class _Columns:
         else:
             items = children[0]
         if offsets[-1] != elements or (firsts[sizes > 0] != offsets[:-1][sizes > 0]).any():
-            # A field that came twice has left elements that no list has.
+            # A repeated field has left elements that belong to no list.
             chosen = np.repeat(firsts - offsets[:-1], sizes) + np.arange(int(offsets[-1]))
             items = items.take(pa.array(chosen, pa.int64()))
         buffers = [_validity(valid), pa.py_buffer(offsets)]
@@ -323,7 +324,7 @@ class _Columns:
         return made
 
     def _texts(self, found: _Found, length: int) -> pa.Array:
-        """The texts of the slots, as bytes; null where there is none."""
+        """The texts of the slots, as bytes; null for a slot without text."""
         kinds = np.zeros(length, np.int8)
         starts, ends = np.zeros(length, np.int64), np.zeros(length, np.int64)
         kinds[found.slots], starts[found.slots], ends[found.slots] = found.found, found.first, found.second
@@ -368,7 +369,7 @@ def _place(name: bytes) -> int:
 
 
 def _spread(found: _Found, length: int) -> tuple[Numbers, Mask]:
-    """(values, whether there is one) of each slot."""
+    """(value, whether the slot has one) for each slot."""
     values, valid = np.zeros(length, np.int64), np.zeros(length, np.bool_)
     values[found.slots] = found.first
     valid[found.slots] = found.found == tokens.VALUE

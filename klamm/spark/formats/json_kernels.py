@@ -2,12 +2,13 @@
 
 `scan` walks each document once, token by token (`json_tokens.py`), checks its grammar as Jackson does for Spark's
 `from_json`, and notes where the wanted values are: on a tape of (node of the schema, slot, kind, two numbers, row).
-`gather` copies texts from there. `json.py` is the only user and makes columns of the tape.
+`gather` copies texts by the tape. `json.py` is the only user, and makes columns from the tape.
 
 What must stay true:
-- Compiled code checks no index. Each loop compares a position with the end of its document before it reads there.
-- A bad document leaves nothing on the tape, and costs no more than its bytes: nesting is bounded by MAX_DEPTH, the tape
-  by the room that the caller gives.
+- Compiled code does not check indexes. Each loop compares a position with the end of its document before it reads
+  there.
+- A bad document leaves no entry on the tape, and costs time only for its bytes: MAX_DEPTH bounds the nesting, and the
+  caller bounds the size of the tape.
 - A loop raises no error. It returns a status, and `json.py` makes the error's text.
 
 Source: com.fasterxml.jackson.core.json.ReaderBasedJsonParser; org.apache.spark.sql.catalyst.json.JacksonParser.
@@ -47,12 +48,12 @@ from klamm.spark.formats.json_tokens import (
 
 # The kinds of a schema's nodes.
 STRUCT, LIST, MAP, TEXT, BOOLEAN, INTEGER, FLOAT, DECIMAL, BYTES, TIMESTAMP, DATE = range(11)
-# The fields of a node: its kind, the first of its children and their number, the hash table of a struct's names (where
-# it begins, its size - 1), where its own name is, and the smallest and largest integer.
+# The fields of a node: its kind; its first child and the number of its children; the hash table of a struct's names
+# (its start, its size - 1); the start and end of the node's name; the smallest and largest integer.
 KIND, CHILD, CHILDREN, TABLE, TABLE_MASK, NAME_START, NAME_END, LOWEST, HIGHEST = range(9)
 NODE_FIELDS = 9
-# The fields of the tape. For a text, a number and raw JSON, A and B are where it begins and ends; for an integer or
-# boolean, A is its value; for a list or map, A is its first element's slot, B their number.
+# The fields of an entry of the tape. For a text, a number and raw JSON, A and B are its start and end. For an integer
+# or boolean, A is its value. For a list or map, A is the slot of its first element, and B the number of elements.
 NODE, SLOT, FOUND, A, B, ROW = range(6)
 TAPE_FIELDS = 6
 
@@ -76,7 +77,7 @@ _number = types.int64
 
 
 def name_hash(first: Any, early: Any, middle: Any, late: Any, last: Any, size: Any) -> Any:
-    """The hash of a name that is not empty, by five of its bytes and its size."""
+    """The hash of a non-empty name, from five of its bytes and its size."""
     found = (first | early << 8 | middle << 16 | late << 24 | last << 32) * 0x9E3779B1 + size * 0x85EBCA6B
     return found >> 20 ^ found
 
@@ -86,7 +87,7 @@ _name_hash = inlined(name_hash)
 
 @inlined
 def _child(data: Any, start: Any, end: Any, nodes: Any, names: Any, hashes: Any, node: Any) -> Any:
-    """The child of a struct with this name, -1 where it has none."""
+    """The child of a struct with this name; -1 if it does not exist."""
     size = end - start
     mask = nodes[node, TABLE_MASK]
     place = 0
@@ -134,7 +135,7 @@ def _document(
         position = after_space(data, position, end, flags)
         if position >= end:
             return TRUNCATED, used
-        # A token needs two entries at most: the key of a map and its value.
+        # A token adds at most two entries: the key of a map and its value.
         if used + 2 > len(tape):
             return FULL, used
         byte = data[position]
@@ -268,7 +269,7 @@ def _document(
                 first, second = np.int64(position), np.int64(after)
                 position = after
                 if is_integer and data[first] == 0x2D and second - first == 2 and data[first + 1] == 0x30:
-                    # Jackson knows no negative integer zero.
+                    # Jackson has no negative integer zero.
                     first += 1
                 if kind == TEXT:
                     found = RAW
@@ -343,7 +344,7 @@ def scan(
 
 @compiled(_number(_read, _int8s, _int64s, _int64s, _int32s, _bytes))
 def gather(data: Any, found: Any, starts: Any, ends: Any, offsets: Any, out: Any) -> Any:
-    """Copies the texts of all slots behind each other. Returns their size."""
+    """Copies the texts of all slots one after another. Returns their total size."""
     at = np.int64(0)
     offsets[0] = 0
     for slot in range(len(found)):

@@ -3,7 +3,7 @@
 Objects are structs (maps, where only additional properties have a schema), arrays are arrays; integers are bigint,
 numbers double, booleans boolean. Everything else is a string: text as it is, other values as their JSON.
 
-What must stay true: work is bounded, also for schemas that refer to themselves, or often to something large.
+What must stay true: work is bounded, also for schemas that refer to themselves, or repeatedly to a large part.
 """
 
 import json
@@ -75,7 +75,7 @@ class _Types:
         return "STRING"
 
     def _plain(self, schema: Any) -> Any:
-        """The schema behind references within the document, and behind a choice between it and null."""
+        """Resolves references within the document, and a choice between a schema and null."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict):
                 return schema

@@ -1,7 +1,7 @@
-"""The tokens of a JSON document, for the loops of `json_kernels.py`: where each ends, and whether Jackson takes it.
+"""The tokens of a JSON document, for the loops of `json_kernels.py`: where each ends, and whether Jackson accepts it.
 
-What must stay true: compiled code checks no index, so each function compares a position with the end of its document
-before it reads there.
+What must stay true: compiled code does not check indexes, so each function compares a position with the end of its
+document before it reads there.
 
 Source: com.fasterxml.jackson.core.json.ReaderBasedJsonParser.
 """
@@ -15,10 +15,10 @@ from numba.extending import intrinsic
 
 from klamm.base.compiling import inlined
 
-# What stands for a value: a kind of token, or a struct or list that has been opened.
+# The kinds of entries for a value: a kind of token, or a struct or list that has begun.
 NOTHING, NULL, VALUE, PLAIN, ESCAPED, NUMBER, NOT_A_NUMBER, INFINITE, MINUS_INFINITE, RAW, OPENED, ELEMENTS = range(12)
 
-# What Jackson may be told to allow.
+# The flags for deviations that Jackson may allow.
 COMMENTS, UNQUOTED_NAMES, SINGLE_QUOTES, LEADING_ZEROS, NOT_NUMBERS, ANY_ESCAPE, CONTROL = (
     1 << bit for bit in range(7)
 )
@@ -74,7 +74,8 @@ def _hex(byte: Any) -> Any:
 
 @inlined
 def text_end(data: Any, position: Any, end: Any, quote: Any, flags: Any) -> tuple[Any, Any]:
-    """(where the closing quote is, whether there are escapes); -1 where the text is wrong, -2 where it does not end."""
+    """(position of the closing quote, whether there are escapes). The position is -1 for a wrong text, -2 for a text
+    without an end."""
     escaped = False
     quotes = _ONES * np.uint64(quote)
     while True:
@@ -120,7 +121,7 @@ def text_end(data: Any, position: Any, end: Any, quote: Any, flags: Any) -> tupl
 
 @inlined
 def is_word(data: Any, position: Any, end: Any, word: Any) -> bool:
-    """Whether these bytes are there, and no letter or digit behind them."""
+    """Whether the word is at this position, and no letter or digit follows it."""
     if position + len(word) > end:
         return False
     for index in range(len(word)):
@@ -134,7 +135,7 @@ def is_word(data: Any, position: Any, end: Any, word: Any) -> bool:
 
 @inlined
 def number_end(data: Any, position: Any, end: Any, flags: Any) -> tuple[Any, Any, Any]:
-    """(position after a number, -1 for none and -2 for one too long; its kind; whether it is an integer)."""
+    """(position after a number, -1 without a number, -2 for too many digits; its kind; whether it is an integer)."""
     byte = data[position]
     start = position
     if byte == 0x2D or byte == 0x2B:
@@ -191,10 +192,10 @@ def number_end(data: Any, position: Any, end: Any, flags: Any) -> tuple[Any, Any
 
 @inlined
 def integer(data: Any, start: Any, end: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
-    """(an integer's value, whether it lies within these bounds)."""
+    """(an integer's value, whether it is within these bounds)."""
     negative = data[start] == 0x2D
     value = np.int64(0)
-    # Downwards, because there is one negative number more.
+    # Computed as a negative number, because there is one more of these.
     limit = -(2**63)
     for position in range(start + 1 if negative else start, end):
         digit = np.int64(data[position] - 48)
@@ -212,7 +213,7 @@ def integer(data: Any, start: Any, end: Any, lowest: Any, highest: Any) -> tuple
 
 @inlined
 def unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
-    """Copies a text without its escapes, which takes no more room. Returns the position after it."""
+    """Copies a text and resolves its escapes, which makes it no longer. Returns the position after the copy."""
     position = start
     while position < end:
         byte = data[position]
@@ -261,7 +262,7 @@ def unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
             out[at + 1] = 0x80 | code & 0x3F
             at += 2
         elif 0xD800 <= code < 0xE000:
-            # Half of a pair, which Java writes so.
+            # Java writes half of a surrogate pair as a question mark.
             out[at] = 0x3F
             at += 1
         elif code < 0x10000:
@@ -280,7 +281,7 @@ def unescape(data: Any, start: Any, end: Any, out: Any, at: Any) -> Any:
 
 @inlined
 def _after_comment(data: Any, position: Any, end: Any) -> Any:
-    """The position after a comment that begins here; -1 where none begins, -2 where it does not end."""
+    """The position after a comment that begins here; -1 without a comment, -2 for a comment without an end."""
     if position + 1 >= end:
         return -1
     if data[position + 1] == 0x2F:
@@ -300,7 +301,7 @@ def _after_comment(data: Any, position: Any, end: Any) -> Any:
 
 @inlined
 def after_space(data: Any, position: Any, end: Any, flags: Any) -> Any:
-    """Where the next token begins, or the end."""
+    """The position of the next token, or of the end."""
     while position < end:
         byte = data[position]
         if byte == 0x20 or byte == 10 or byte == 13 or byte == 9:
@@ -319,7 +320,7 @@ def after_space(data: Any, position: Any, end: Any, flags: Any) -> Any:
 
 @inlined
 def is_special(data: Any, start: Any, end: Any) -> Any:
-    """Which of the numbers that are no numbers a text names; NOTHING where it names none."""
+    """Whether a text names NaN or an infinity, and which; NOTHING for another text."""
     if is_word(data, start, end, (0x4E, 0x61, 0x4E)) and end - start == 3:
         return NOT_A_NUMBER
     sign = data[start]

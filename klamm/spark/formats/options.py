@@ -25,7 +25,7 @@ from klamm.spark.formats.settings import (
 )
 
 GetText = Callable[[str], str | None]
-"""The text of an option as it was given, spaces included; None where it is not given."""
+"""Returns the text of an option as given, spaces included; None if it is not given."""
 
 
 class FormatOptionError(ValueError):
@@ -90,7 +90,7 @@ WRITE_SETTINGS: Mapping[str, tuple[str, ...]] = {
     JSON: ("timeZone", "ignoreNullFields"),
     CSV: ("timeZone", "sep", "delimiter", "quote", "escape", "nullValue", "emptyValue"),
 }
-"""Which options a format has for writers; the others of `SETTINGS` are for readers."""
+"""The options of a format for writers. The other options in `SETTINGS` are for readers."""
 
 _NAMES_OF_SETTINGS = tuple(sorted({name for names in SETTINGS.values() for name in names}))
 
@@ -132,7 +132,7 @@ READ_NAMES: tuple[str, ...] = (
 
 
 def typed_rows(get: GetText, allowed: Sequence[str] = FORMATS) -> TypedRows | None:
-    """The formats of keys and values, None where both are binary. Raises FormatOptionError."""
+    """The formats of keys and values; None if both are binary. Raises FormatOptionError."""
     formats = {column: column_format(column, get, allowed) for column in ("key", "value")}
     names = {one.name for one in formats.values() if one is not None}
     for name in _NAMES_OF_SETTINGS:
@@ -184,7 +184,7 @@ def column_format(column: str, get: GetText, allowed: Sequence[str] = FORMATS) -
 
 
 def registry_use(column: str, name: str, get: GetText) -> RegistryUse | None:
-    """Which schemas of a registry a column of this format has. Raises FormatOptionError."""
+    """How a column of this format uses schemas of a registry. Raises FormatOptionError."""
     given = {what: get(f"{column}.{what}") for what in _OF_A_SCHEMA}
     properties = {key: text for key in _CLIENT_NAMES if (text := get(REGISTRY_PREFIX + key)) is not None}
     if "url" not in properties or name not in _WITH_REGISTRY:

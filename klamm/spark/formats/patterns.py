@@ -1,7 +1,7 @@
 """Dates and timestamps in texts, as Spark reads them: its own forms, and patterns of Java's DateTimeFormatter.
 
-What must stay true: a text either is what Spark reads there, or None; a pattern with a letter that is not known here is
-refused. Importing this module imports nothing heavy, because planning processes check patterns.
+What must stay true: a text gives the value that Spark reads, or None. A pattern with an unknown letter is refused.
+Importing this module imports nothing heavy, because planning processes check patterns.
 
 Source: org.apache.spark.sql.catalyst.util.SparkDateTimeUtils, TimestampFormatter; java.time.format.DateTimeFormatter.
 """
@@ -30,7 +30,7 @@ class PatternError(ValueError):
 
 
 def days_since_epoch(year: int, month: int, day: int) -> int | None:
-    """The day's number in the proleptic Gregorian calendar, None for a day that does not exist."""
+    """The day's number in the proleptic Gregorian calendar; None if the day does not exist."""
     if not 1 <= month <= 12 or day < 1:
         return None
     is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
@@ -49,7 +49,7 @@ _OFFSET = re.compile(r"([+-])(\d{1,2})(?::(\d{1,2})(?::(\d{2}))?|(\d{2})(\d{2})?
 
 @lru_cache(maxsize=256)
 def zone(text: str) -> "Callable[[int], int] | None":
-    """A function from local microseconds to the zone's offset in microseconds, None for what is no zone."""
+    """A function from local microseconds to the zone's offset in microseconds; None if the text is not a zone."""
     text = text.strip(_BLANK)
     for prefix in ("", "UTC", "GMT", "UT"):
         if text.startswith(prefix) and (match := _OFFSET.fullmatch(text[len(prefix) :])):
@@ -74,7 +74,7 @@ def _region_offset(region: ZoneInfo, local_us: int) -> int:
     epoch = datetime.datetime(1970, 1, 1)
     local = epoch + datetime.timedelta(microseconds=local_us)
     offset = local.replace(tzinfo=region).utcoffset() or datetime.timedelta()
-    # In a gap, Java moves the time forward by the gap: by the offset from before it, which is fold 0's.
+    # In a gap, Java uses the offset from before the gap, which is that of fold 0.
     return offset // datetime.timedelta(microseconds=1)
 
 
@@ -89,7 +89,8 @@ _TIMESTAMP = re.compile(
 
 
 def spark_date(text: str) -> int | None:
-    """Days since 1970 of a text in Spark's own form; also a plain number of days, which old versions of Spark wrote."""
+    """Days since 1970 of a text in Spark's own form, or of a plain number of days, which old versions of Spark
+    wrote."""
     for candidate in _candidates(text):
         match = _DATE.fullmatch(candidate)
         if match is not None:
@@ -102,7 +103,7 @@ def spark_date(text: str) -> int | None:
 
 
 def spark_timestamp(text: str, default_zone: str) -> int | None:
-    """Microseconds since 1970 of a text in Spark's own form. Without a zone in the text, it is local in the default."""
+    """Microseconds since 1970 of a text in Spark's own form. A text without a zone is in `default_zone`."""
     for candidate in _candidates(text):
         found = _timestamp(candidate)
         if found is not None:
@@ -137,7 +138,7 @@ def _timestamp(text: str) -> tuple[int, str] | None:
 
 
 def to_utc(local_us: int, zone_name: str) -> int | None:
-    # The names of zones that were met are kept.
+    # `zone` caches its arguments, so long texts are not passed to it.
     found = None if len(zone_name) > _LONGEST_ZONE else zone(zone_name)
     if found is None:
         return None
@@ -173,7 +174,7 @@ _LETTERS = {
     "m": r"(?P<minute>\d{1,2})",
     "ss": r"(?P<second>\d{2})",
     "s": r"(?P<second>\d{1,2})",
-    # A letter of Spark's patterns, whose number says how an offset is written.
+    # The number of letters X says how an offset is written.
     "X" * 3: r"(?P<zone>Z|[+-]\d{2}:\d{2})",
     "XX": r"(?P<zone>Z|[+-]\d{4})",
     "X": r"(?P<zone>Z|[+-]\d{2}(?:\d{2})?)",

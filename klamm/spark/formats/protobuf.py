@@ -1,9 +1,9 @@
 """The format `protobuf`: a message in each record, as Spark's `from_protobuf` reads it.
 
-protobuf's own parser (upb) parses a message at a time; columns are built field by field, of the wanted fields only.
+protobuf's own parser (upb) parses one message at a time. Columns are built field by field, only for the wanted fields.
 
-What must stay true: a field is null where `from_protobuf` has a null: it is absent, or it has no presence (proto3) and
-is zero. A default of proto2 stands for an absent field.
+What must stay true: a field is null if `from_protobuf` has a null: the field is absent, or has no presence (proto3) and
+is zero. For an absent field with a default (proto2), the value is the default.
 
 Source: org.apache.spark.sql.protobuf.ProtobufDeserializer.
 """
@@ -78,7 +78,7 @@ class ProtobufDecoder:
 
 
 def _message(message: Descriptor, data_type: pa.DataType) -> Builder:
-    """Raises ValueError where the type is not one that the message has."""
+    """The builder of a message. Raises ValueError for a type that does not fit the message."""
     if pa.types.is_timestamp(data_type) and message.full_name == "google.protobuf.Timestamp":
         return building.simple(data_type, lambda value: value.seconds * 1_000_000 + value.nanos // 1000)
     if not pa.types.is_struct(data_type):
@@ -128,10 +128,10 @@ def _getter(field: FieldDescriptor) -> Callable[[Any], Any]:
     if field.is_repeated or field.has_default_value:
         return get
     if field.has_presence:
-        # The field may have this name.
+        # A field may be called HasField, so the class's method is called.
         return lambda message: get(message) if type(message).HasField(message, name) else None
     if field.cpp_type in (field.CPPTYPE_DOUBLE, field.CPPTYPE_FLOAT):
-        # Minus zero is written, and NaN is not false.
+        # Minus zero is not the default and must stay. NaN is true.
         return lambda message: value if (value := getattr(message, name)) or math.copysign(1, value) < 0 else None
     return lambda message: getattr(message, name) or None
 

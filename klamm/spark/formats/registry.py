@@ -1,12 +1,12 @@
 """Schemas of a Schema Registry, through Confluent's own client: by id for workers, by subject for the driver.
 
 What must stay true:
-- A registry that does not answer, or refuses, raises `RegistryFailure`, and the task fails: no good record is taken for
-  a bad one. Only the registry's own word that an id does not exist, or is of another format, raises `UnknownSchema`,
-  and a schema that it has and klamm cannot use raises SchemaError.
-- A process asks for an id once, and waits for an answer a bounded time. A schema has at most `MAX_REFERENCES`
-  references and `MAX_SCHEMA_CHARS` characters with all of them.
-- No message has a password, a token or a URL's user.
+- If a registry does not answer or refuses, `RegistryFailure` is raised and the task fails, so that no good record is
+  taken for a bad one. `UnknownSchema` is raised only if the registry answers that an id does not exist, or has another
+  format. SchemaError is raised for a schema that klamm cannot use.
+- A process asks for an id once, and waits only a bounded time for an answer. A schema has at most `MAX_REFERENCES`
+  references, and at most `MAX_SCHEMA_CHARS` characters including the references.
+- No message contains a password, a token or the user of a URL.
 """
 
 import base64
@@ -25,7 +25,7 @@ from klamm.spark.formats.settings import AVRO, JSON, PROTOBUF, Registry, SchemaE
 
 MAX_SCHEMA_CHARS = 8_000_000
 MAX_REFERENCES = 1_000
-# Schemas that a process keeps, each at most of that size.
+# The most schemas that a process keeps, each of at most MAX_SCHEMA_CHARS.
 KEPT_SCHEMAS = 1_000
 
 KINDS = {AVRO: "AVRO", JSON: "JSON", PROTOBUF: "PROTOBUF"}
@@ -39,21 +39,21 @@ Answer = TypeVar("Answer")
 
 
 class RegistryFailure(RuntimeError):
-    """The registry did not do what it was asked. The message names the registry and the reason."""
+    """A request to the registry failed. The message names the registry and the reason."""
 
 
 class UnknownSchema(LookupError):
-    """The registry has no schema of an id, or one of another format."""
+    """The registry has no schema with an id, or the schema has another format."""
 
 
 class NotRegistered(RegistryFailure):
-    """The registry has no such subject, version or schema; `code` is its own code, which says which of them."""
+    """The registry has no such subject, version or schema. The registry's `code` says which of them is missing."""
 
     code = 0
 
 
 class ResolvedSchema(NamedTuple):
-    """A schema that needs no other one.
+    """A schema that needs no other schema.
 
     - `text`: JSON of Avro or of a JSON Schema, or a FileDescriptorSet in base64 whose last file is the schema's.
     """
@@ -82,14 +82,14 @@ def schema_of_subject(registry: Registry, subject: str, version: int | None, kin
     """A version of a subject, the latest by default. Raises NotRegistered, SchemaError,
     RegistryFailure."""
     what = f"{'the latest version' if version is None else f'version {version}'} of the subject {subject}"
-    # The client would remember what `get_latest_version` found.
+    # The client would cache the result of `get_latest_version`.
     wanted: Any = "latest" if version is None else version
     found = _asked(registry, what, lambda client: client.get_version(subject, wanted, fmt=_format(kind)))
     return _resolved(registry, _id(found, what), found.schema, kind, what)
 
 
 def register(registry: Registry, subject: str, schema: Schema, *, normalize: bool) -> int:
-    """The id of a schema that the subject has from now on. Raises RegistryFailure."""
+    """Adds a schema to the subject, and returns the schema's id. Raises RegistryFailure."""
     what = f"a new schema for the subject {subject}"
     return _asked(registry, what, lambda client: client.register_schema(subject, schema, normalize))
 
@@ -146,12 +146,12 @@ def _where(registry: Registry) -> str:
 
 
 def _redacted(registry: Registry, text: str) -> str:
-    """The beginning of a text, on one line and without what must not be told."""
+    """The beginning of a text, on one line and without secrets."""
     properties = dict(registry.properties)
     secrets = [properties[name] for name in _SECRETS if properties.get(name)]
     secrets += [part for secret in secrets for part in secret.split(":") if len(part) > 3]
     secrets += re.findall(r"//([^/]*)@", properties["url"])
-    # A server may repeat the header of a request.
+    # A server may quote the Authorization header of a request.
     secrets += [base64.b64encode(unquote(secret).encode()).decode() for secret in secrets]
     for secret in secrets:
         text = text.replace(secret, "...")
@@ -159,7 +159,7 @@ def _redacted(registry: Registry, text: str) -> str:
 
 
 def _format(kind: str) -> str | None:
-    """In which form a registry answers: Protobuf as a descriptor, so that no text has to be parsed here."""
+    """The form of the registry's answer: Protobuf as a descriptor, so that no text has to be parsed here."""
     return "serialized" if kind == PROTOBUF else None
 
 
@@ -199,7 +199,8 @@ def _gather(
     size: dict[str, int],
     above: tuple[str, ...],
 ) -> None:
-    """Sets `referenced` to the texts of all schemas that this one needs, those first that others need."""
+    """Sets `referenced` to the texts of all schemas that this one needs. A schema comes after the schemas that it
+    needs."""
     size["chars"] += len(_text(schema))
     if size["chars"] > MAX_SCHEMA_CHARS:
         raise SchemaError(f"a schema has more than {MAX_SCHEMA_CHARS} characters with its references")
@@ -235,7 +236,7 @@ def _name(reference: SchemaReference) -> str:
 
 
 def _file_set(text: str, referenced: dict[str, str]) -> str:
-    """The files of descriptors, with Protobuf's own ones, as a FileDescriptorSet."""
+    """A FileDescriptorSet of the given file descriptors, and of Protobuf's own files that they import."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
     files: dict[str, FileDescriptorProto] = {}

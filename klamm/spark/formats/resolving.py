@@ -1,8 +1,8 @@
-"""The schemas of typed columns, found on the driver before a task begins: given, derived, or of a registry.
+"""Finds the schemas of typed columns on the driver before a task begins: given, derived, or from a registry.
 
 What must stay true:
 - The registry gets a schema once for each query, from the driver, and before the first record is sent.
-- A subject that the options do not name is named as Confluent's serializers name it.
+- If the options do not name a subject, it has the name that Confluent's serializers would use.
 
 Source: io.confluent.kafka.serializers.subject.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class RegistryError(ValueError):
-    """A registry failed, or lacks what was asked for; the message says which."""
+    """A request to a registry failed, or the registry lacks a schema or subject. The message says which."""
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -46,9 +46,9 @@ class RegistryError(ValueError):
 def reader_formats(typed: TypedRows, topics: Sequence[str], *, needed: bool) -> TypedRows:
     """The formats with the schemas that their subjects have now.
 
-    `topics` are those that the options name; a pattern names none. `needed` says that the schema defines the rows.
-    Otherwise the user's does: JSON needs no other one, and where no single subject is named, values are read by their
-    writers' schemas alone. Raises ValueError.
+    `topics` are the topics that the options name; empty for a pattern. With `needed` the registry's schema defines the
+    rows. Otherwise the user's schema defines them: JSON then needs no other schema, and if there is no single subject,
+    values are read by their writers' schemas only. Raises ValueError.
     """
 
     def resolved(column: ColumnFormat | None) -> ColumnFormat | None:
@@ -99,7 +99,7 @@ def _chosen(use: RegistryUse, column: ColumnFormat, topic: str | None) -> "Resol
 
 
 def with_schema(column: ColumnFormat, data_type: DataType, topic: str | None) -> ColumnFormat:
-    """The column with the schema that its values are written with. Raises ValueError."""
+    """The column with the schema for writing its values. Raises ValueError."""
     use = column.registry
     if use is not None and (use.schema_id is not None or use.version is not None or use.use_latest):
         found = _chosen(use, column, topic)
@@ -127,7 +127,7 @@ def with_schema(column: ColumnFormat, data_type: DataType, topic: str | None) ->
 
 
 def with_prefix(column: ColumnFormat, topic: str | None) -> ColumnFormat:
-    """The column with the bytes that its values begin with; a new schema is registered. Raises ValueError."""
+    """The column with the prefix of its values. Registers a new schema. Raises ValueError."""
     use = column.registry
     if use is None:
         return column
@@ -157,7 +157,7 @@ def _registered(use: RegistryUse, column: ColumnFormat, topic: str | None) -> in
 
 
 def _file_schema(use: RegistryUse, file_set: str) -> "Schema":
-    """The last file of a set as a schema; files that it imports become schemas of subjects of their names."""
+    """The schema of the last file of a set. Each imported file becomes a schema of the subject with the file's name."""
     from confluent_kafka.schema_registry import Schema, SchemaReference
     from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
@@ -197,7 +197,7 @@ def _subject(use: RegistryUse, column: ColumnFormat, topic: str | None, record: 
 
 
 def _record_name(column: ColumnFormat) -> str | None:
-    """The name of what is written, for strategies that name subjects by it."""
+    """The name of the written type, for strategies that name subjects by it."""
     if column.name == PROTOBUF:
         return column.message
     schema = json.loads(column.schema or "null")
@@ -208,7 +208,7 @@ def _record_name(column: ColumnFormat) -> str | None:
 
 
 def _check_file_set(column: ColumnFormat) -> None:
-    """Raises ValueError where the schema is no FileDescriptorSet."""
+    """Raises ValueError if the schema is not a FileDescriptorSet."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
     from google.protobuf.message import DecodeError
 
@@ -221,7 +221,7 @@ def _check_file_set(column: ColumnFormat) -> None:
 
 
 def _registry_module() -> Any:
-    """The client of registries, which only queries with a registry load."""
+    """The module of the registry's client. Only queries with a registry load it."""
     try:
         from klamm.spark.formats import registry
     except ModuleNotFoundError as error:

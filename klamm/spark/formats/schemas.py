@@ -1,7 +1,7 @@
 """The type of a decoded key or value as Spark's DDL, from the schema that the options give.
 
-What must stay true: a type is the one that Spark's `from_avro` and `from_protobuf` have for the schema; each field may
-be null, because a record may be. Importing this module imports no library of a format.
+What must stay true: a type is the one that Spark's `from_avro` and `from_protobuf` give the schema. Each field may be
+null, because a record may be null. Importing this module imports no library of a format.
 
 Source: org.apache.spark.sql.avro.SchemaConverters, org.apache.spark.sql.protobuf.utils.SchemaConverters.
 """
@@ -17,9 +17,9 @@ from klamm.spark.formats.settings import AVRO, CSV, JSON, PROTOBUF, STRING, Colu
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-# The most characters of a type's text, and about how many a field takes beside its name.
+# The most characters of a type's text, and the approximate number for a field beside its name.
 MAX_TYPE_CHARS, FIELD_CHARS = 500_000, 20
-# How deep messages may lie within each other.
+# How deep messages may be nested.
 MAX_DEPTH = 100
 
 
@@ -42,7 +42,7 @@ def column_type(column: ColumnFormat) -> str:
 
 
 class _Size:
-    """How long a type's text has become: a schema that uses its types several times may be short, and the text not."""
+    """The length of a type's text so far. A short schema that uses its types several times may have a long text."""
 
     def __init__(self) -> None:
         self._chars = 0
@@ -88,7 +88,7 @@ _AVRO_LOGICAL = {
 
 
 def avro_schema(column: ColumnFormat) -> AvroType:
-    """The schema that values are read by. Raises SchemaError."""
+    """The schema for reading values. Raises SchemaError."""
     if column.schema is None:
         raise SchemaError(f"the format avro needs the option {column.column}.schema, the Avro schema of the values")
     return read_schema(column.schema)
@@ -134,7 +134,7 @@ def _avro_union(branches: list[AvroType], size: _Size) -> str:
 _PROTOBUF = {
     "int32": "INT",
     "int64": "BIGINT",
-    # As Spark without upcast.unsigned.ints: the same bits.
+    # As in Spark without upcast.unsigned.ints, the bits stay the same.
     "uint32": "INT",
     "uint64": "BIGINT",
     "double": "DOUBLE",
@@ -146,7 +146,7 @@ _PROTOBUF = {
 
 
 def message_descriptor(column: ColumnFormat) -> "Descriptor":
-    """The message of a FileDescriptorSet. Raises SchemaError; MissingLibrary where protobuf is not installed."""
+    """The message of a FileDescriptorSet. Raises SchemaError, and MissingLibrary if protobuf is not installed."""
     try:
         from google.protobuf.descriptor_pb2 import FileDescriptorSet
         from google.protobuf.descriptor_pool import DescriptorPool

@@ -20,10 +20,10 @@ class SchemaError(ValueError):
 
 
 class Mode(Enum):
-    """What becomes of a record whose key or value cannot be decoded: Spark's own modes."""
+    """How to handle a record whose key or value cannot be decoded: Spark's own modes."""
 
     PERMISSIVE = "PERMISSIVE"
-    """The column is null, and a column for corrupt records, if the schema has it, has the bytes."""
+    """The column is null. If the schema has a column for corrupt records, this column has the bytes."""
     DROPMALFORMED = "DROPMALFORMED"
     """The record is left out."""
     FAILFAST = "FAILFAST"
@@ -47,7 +47,7 @@ class SubjectNames(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RegistryUse:
-    """Which schemas of a registry a column has.
+    """How a column uses schemas of a registry.
 
     - `subject`, `schema_id`, `version`: the schema, as far as the options name it.
     - `auto_register`, `use_latest`, `normalize`: for writers, as in Confluent's serializers.
@@ -65,14 +65,14 @@ class RegistryUse:
 
 @dataclass(frozen=True, slots=True)
 class ColumnFormat:
-    """How the column `key` or `value` is coded.
+    """The format of the column `key` or `value`.
 
     - `schema`: DDL text (JSON, CSV), Avro's JSON, or a FileDescriptorSet in base64 (Protobuf), if any.
     - `message`: the full name of Protobuf's message.
-    - `settings`: the format's own options that were given, by Spark's names, in the order of their names.
-    - `registry`: where values begin with the id of a schema, in Confluent's wire format.
-    - `reader_schema`: Avro's schema to which values of `schema` are resolved, where that is another one.
-    - `prefix`: what a writer puts before each value: the id of its schema, in the wire format.
+    - `settings`: the given options of the format, by Spark's names, sorted.
+    - `registry`: set if values begin with the id of a schema, in Confluent's wire format.
+    - `reader_schema`: the Avro schema to which values of `schema` are resolved, if it is another schema.
+    - `prefix`: the bytes that a writer puts before each value: the id of its schema, in the wire format.
     """
 
     column: str

@@ -1,7 +1,7 @@
-"""Decoder of the format `string`: bytes as UTF-8 text, as `CAST(value AS STRING)`.
+"""Decoder of the format `string`: bytes as UTF-8 text, like `CAST(value AS STRING)`.
 
-What must stay true: the text is valid UTF-8. Malformed bytes become U+FFFD, as Java decodes them; Spark's cast would
-keep them, and Arrow's users may not get them.
+What must stay true: the text is valid UTF-8. Malformed bytes become U+FFFD, as when Java decodes them. Spark's cast
+would keep them, but Arrow does not allow them in text.
 """
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ class StringDecoder:
 
 
 def utf8(data: pa.Array) -> pa.Array:
-    """Bytes as text, with U+FFFD for what is not UTF-8."""
+    """Bytes as text, with U+FFFD for bytes that are not UTF-8."""
     texts = data.view(pa.string())
     try:
         texts.validate(full=True)

@@ -1,4 +1,4 @@
-"""Texts become dates, timestamps, decimals and bytes: what JSON and CSV have in common.
+"""Converts texts to dates, timestamps, decimals and bytes, for JSON and CSV.
 
 What must stay true: a text that cannot be converted is reported by its index and never raises.
 """
@@ -17,17 +17,17 @@ from klamm.spark.formats import patterns
 from klamm.spark.formats.coding import Mask
 
 _EXACT = decimal.Context(prec=2000, rounding=decimal.ROUND_HALF_UP, Emax=10**6, Emin=-(10**6), traps=[])
-# What Arrow reads and Spark's own form means the same: no zone but Z, no fraction beyond microseconds.
+# The timestamps that Arrow and Spark read alike: no zone but Z, at most six digits of a fraction.
 _COMMON_TIMESTAMP = r"^\d{4}-\d{2}-\d{2}[ T]\d{2}:\d{2}:\d{2}(\.\d{1,6})?$"
 _COMMON_DATE = r"^\d{4}-\d{2}-\d{2}$"
-# base64: what is skipped before a group of four, and groups of which the last one is padded.
+# base64: the characters that are skipped before a group of four, and groups up to a padded one.
 _SPACES, _ENDS_WITH_PADDING = re.compile("[\\0- ]+"), re.compile("[^=]+={0,2}|=+")
-# Java's BigInteger refuses larger ones, which would have more than 2**31 bits.
+# Java's BigInteger refuses larger powers of ten, which would have more than 2**31 bits.
 _MAX_POWER_OF_TEN = 2**29
 
 
 class Converter:
-    """Converts texts as the settings say (`dateFormat`, `timestampFormat`, `timestampNTZFormat`, `timeZone`)."""
+    """Converts texts by the settings `dateFormat`, `timestampFormat`, `timestampNTZFormat` and `timeZone`."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._zone = settings.get("timeZone", "UTC").strip()
@@ -58,7 +58,7 @@ class Converter:
 
     @staticmethod
     def _common(texts: pa.Array, data_type: pa.DataType, *, may_end_in_z: bool) -> pa.Array | None:
-        """All the texts by Arrow's own loops, None if one is not in the common form."""
+        """All texts, converted by Arrow's own loops; None if a text is not in the common form."""
         plain = pc.utf8_rtrim(texts, characters="Z") if may_end_in_z else texts
         longer = pc.subtract(pc.binary_length(texts), pc.binary_length(plain))
         if len(texts) and (pc.max(longer).as_py() or 0) > 1:
@@ -86,7 +86,7 @@ class Converter:
 
 
 def cast_common(texts: pa.Array, data_type: pa.DataType, form: str) -> pa.Array | None:
-    """All the texts by Arrow's own loops, None if one does not have the form, or not a value of the type."""
+    """All texts, converted by Arrow's own loops; None if a text does not have the form or does not fit the type."""
     try:
         return texts.cast(data_type) if pc.all(pc.match_substring_regex(texts, form)).as_py() else None
     except pa.ArrowInvalid:
@@ -94,8 +94,8 @@ def cast_common(texts: pa.Array, data_type: pa.DataType, form: str) -> pa.Array 
 
 
 def each(texts: pa.Array, data_type: pa.DataType, convert: Callable[[str], Any | None]) -> tuple[pa.Array, Mask | None]:
-    """The texts one by one; one that becomes None, or a time that is too far away, is wrong. The same text is converted
-    once."""
+    """Converts the texts one by one. A text is wrong if it becomes None or a time out of range. Equal texts are
+    converted once."""
     is_number = pa.types.is_timestamp(data_type) or pa.types.is_date(data_type)
     storage = (pa.int64() if pa.types.is_timestamp(data_type) else pa.int32()) if is_number else data_type
     limit = 2 ** (storage.bit_width - 1) if is_number else 0
@@ -125,8 +125,8 @@ def mask_of(indexes: Sequence[int], length: int) -> Mask | None:
 
 
 def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
-    """The number, rounded half up to the scale; None for a text that is none, and for a number that is too large."""
-    # Java's DecimalFormat of Locale.US, which is what Spark reads them by.
+    """The number, rounded half up to the scale; None if the text is not a number or the number is too large."""
+    # Spark reads decimals by Java's DecimalFormat of Locale.US.
     plain = text.replace(",", "")
     try:
         number = decimal.Decimal(plain) if "_" not in text and text == text.strip() else None
@@ -146,7 +146,7 @@ def to_decimal(text: str, precision: int, scale: int) -> decimal.Decimal | None:
 
 
 def _is_in_javas_range(number: decimal.Decimal, text: str, scale: int) -> bool:
-    """Whether Java's BigDecimal, by which Spark reads decimals, has the number and can bring it to the scale."""
+    """Whether Java's BigDecimal, with which Spark reads decimals, can hold the number and set its scale."""
     _, _, exponent = text.lower().partition("e")
     significant = exponent.lstrip("+-0") or "0"
     if len(significant) > len(str(2**31)) or int(significant) >= 2**31:
@@ -156,7 +156,8 @@ def _is_in_javas_range(number: decimal.Decimal, text: str, scale: int) -> bool:
 
 
 def _from_base64(text: str) -> bytes | None:
-    """As Jackson reads it for Spark: groups of four, each with its padding; what is up to a space may stand between."""
+    """Decodes base64 as Jackson does for Spark: groups of four, each with its own padding. Between groups, characters
+    up to the space are allowed."""
     found = _usual_base64(text)
     if found is not None:
         return found
@@ -165,7 +166,7 @@ def _from_base64(text: str) -> bytes | None:
 
 
 def _usual_base64(text: str) -> bytes | None:
-    """Without anything between the groups, and with padding at the end at most."""
+    """Decodes base64 without characters between the groups, and with padding only at the end."""
     try:
         found = base64.b64decode(text, validate=True)
     except ValueError:

@@ -1,11 +1,11 @@
-"""Confluent's wire format: a zero byte, the id of the writer's schema in 4 bytes, then the value. Protobuf has the path
-to the message between id and value.
+"""Confluent's wire format: a zero byte, the id of the writer's schema in 4 bytes, then the value. In Protobuf the path
+to the message is between id and value.
 
 What must stay true:
-- Values keep their order, whatever ids they have. A value without this form, or with an id of a schema that the
-  registry does not have or the format cannot use, is bad; a registry that fails is an error.
-- A task asks for an id once, and for at most `MAX_UNKNOWN_IDS` that the registry does not have. Values with other ids
-  are bad from then on. It asks first for the ids that most values of a batch have.
+- Values keep their order, whatever ids they have. A value is bad if it does not have this form, or if the registry does
+  not have its schema, or if the format cannot use the schema. A registry that fails is an error.
+- A task asks for an id once. After `MAX_UNKNOWN_IDS` ids that the registry does not have, it asks for no further ids,
+  and values with further ids are bad. It asks first for the ids that most values of a batch have.
 
 Source: docs.confluent.io, "Wire format" of Schema Registry's formats and serializers.
 """
@@ -34,7 +34,7 @@ MakeDecoder = Callable[[ColumnFormat, pa.DataType], Decoder]
 
 
 class WireEncoder:
-    """Puts the same bytes before each value."""
+    """Puts the same prefix before each value."""
 
     def __init__(self, prefix: bytes, values: Encoder) -> None:
         self._prefix = pa.scalar(prefix, pa.binary())
@@ -45,7 +45,7 @@ class WireEncoder:
 
 
 class _Group(NamedTuple):
-    """The places of values that are decoded alike, or that are bad for one reason."""
+    """The positions of values that are decoded alike, or are bad for the same reason."""
 
     rows: npt.NDArray[np.int64]
     values: pa.Array | None
@@ -65,8 +65,8 @@ class WireDecoder:
         self._of_ids: dict[int, Decoder | str] = {}
         self._of_paths: dict[tuple[int, tuple[int, ...]], str] = {}
         self._unknown = 0
-        # JSON says by itself what it has, and Protobuf's fields have numbers. Avro's values need their writers'
-        # schemas, but whether the reader's schema has the type does not depend on them.
+        # JSON describes itself, and Protobuf's fields have numbers. Avro's values need their writers' schemas, but
+        # whether the type fits the reader's schema does not depend on them.
         if column.name != AVRO or column.schema is not None:
             made = make(replace(column, registry=None), data_type)
         self._for_all = None if column.name == AVRO else made
@@ -117,7 +117,7 @@ class WireDecoder:
         return self._by_message(schema_id, rows, values, decoder)
 
     def _decoder(self, schema_id: int) -> Decoder | str:
-        """The decoder for an id, or why there is none."""
+        """The decoder for an id, or the reason why its values are bad."""
         from klamm.spark.formats.registry import UnknownSchema, schema_by_id
 
         known = self._of_ids.get(schema_id)
@@ -127,7 +127,7 @@ class WireDecoder:
             return f"values name more than {MAX_UNKNOWN_IDS} ids that the registry does not have"
         try:
             schema = schema_by_id(self._registry, schema_id, self._column.name)
-            # Avro needs the writer's schema beside the reader's.
+            # Avro needs both the writer's and the reader's schema.
             written = replace(
                 self._column, registry=None, schema=schema.text, reader_schema=self._column.schema or schema.text
             )
@@ -151,7 +151,7 @@ class WireDecoder:
     def _by_message(
         self, schema_id: int, rows: npt.NDArray[np.int64], values: pa.Array, decoder: Decoder
     ) -> list[_Group]:
-        """Values of the wanted message, without the path to it; the others are bad."""
+        """Values of the wanted message, without the path to it. Other values are bad."""
         if pc.all(pc.starts_with(values, pattern=b"\x00")).as_py():
             paths: list[tuple[tuple[int, ...], int] | None] = [((0,), 1)] * len(rows)
         else:
@@ -169,7 +169,7 @@ class WireDecoder:
         return groups
 
     def _reason(self, schema_id: int, path: tuple[int, ...]) -> str:
-        """Why a message is not the wanted one, or nothing."""
+        """Why a message is not the wanted one; empty if it is."""
         from klamm.spark.formats.registry import schema_by_id
 
         if (schema_id, path) not in self._of_paths:
@@ -186,7 +186,8 @@ class WireDecoder:
 
 
 def _without(values: pa.Array, count: int) -> pa.Array:
-    """The values without their first bytes, of which each has so many; Arrow's own function fails for short values."""
+    """The values without their first `count` bytes. Each has at least these. Arrow's own function fails for short
+    values."""
     if len(values) == 0:
         return values
     _, offsets, content = values.buffers()
@@ -226,7 +227,7 @@ def write_message_path(path: tuple[int, ...]) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """A number from 0 on, as zigzag varint."""
+    """A non-negative number as zigzag varint."""
     number <<= 1
     found = bytearray()
     while number > 0x7F:

@@ -1,18 +1,19 @@
 """Archives topics as Parquet files, exactly once: each record is in the archive once, however often a run dies.
 
-The offsets of a partition are cut at multiples of `offsets_per_file`. Executors write the ranges, each to a file whose
-name gives its offsets; the driver commits several at a time (`commit_log.py`). A program that begins again
-continues where the last commit ended, and takes over files that were finished but not committed.
+The offsets of a partition are cut at multiples of `offsets_per_file`. Executors write each range to a file whose name
+has its offsets. The driver commits several ranges at a time (`commit_log.py`). After a restart, a program continues
+where the last commit ended, and takes over files that were finished but not committed.
 
-A row has all columns of the data source, headers and leader epochs among them. Records that retention removes before
-they are archived are missing in the files; the log names their offsets.
+A row has all columns of the data source, including headers and leader epochs. Records that retention removes before
+they are archived are missing in the files. The log names their offsets.
 
 What must stay true:
 - A file has its name only when it is complete and on disk; it is never replaced, because it may have been committed.
-- In an object store several programs may archive at once: a commit is one program's, and the other continues behind it.
-- A file itself names the lost offsets of its range, so a later run that takes over the file knows them too.
+- In an object store several programs may archive at once. One of them commits, and the others continue after the
+  commit.
+- A file itself names the lost offsets of its range, so that a later run that takes over the file knows them too.
 - A task has the same effect on any executor and any number of times: a task may outlive its driver.
-- A topic that was deleted and created again is another topic: it has another id.
+- A topic that was deleted and created again has another id, and counts as another topic.
 
 All executors must see the directory under the same path, or reach the object store (`klamm.spark.files`).
 """
@@ -46,13 +47,13 @@ if TYPE_CHECKING:
 COLUMNS = schema.ALL_COLUMNS
 DEFAULT_OFFSETS_PER_FILE = 1_000_000
 
-# The size of a row group before compression; a row group is in memory as a whole.
+# The size of a row group before compression. A whole row group is in memory.
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 _LOST = b"klamm.lost"
-# The result of a task whose file was removed before it could name it.
+# The result of a task whose file was removed before the task could return its name.
 _GONE = "gone"
-# Measured: dictionaries of keys and values cost more time than they save in space, because zstd follows.
+# Measured: dictionaries of keys and values cost time and save little space, because zstd follows.
 _PARQUET: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": ["topic", "partition", "timestampType", "leaderEpoch", "headers.list.element.key"],
@@ -91,19 +92,19 @@ def archive(
     storage_options: Mapping[str, str] | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> Archived:
-    """Adds to the archive the topics' present records that it does not have yet.
+    """Adds the topics' current records that the archive does not have yet.
 
-    `directory` is a path, or the URL of a prefix in an object store, to which `storage_options` belong
-    (`files_at`). `options` are those of a batch query: subscribe, subscribePattern or assign; the beginning of
-    partitions that the archive lacks (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which
-    kafka.isolation.level is read_committed unless it is given. A run ends at the present ends of the topics.
-    It commits `ranges_per_commit` at a time, by default several for each task that the cluster runs at the same time.
+    `directory` is a path, or the URL of a prefix in an object store with `storage_options` (`files_at`). `options` are
+    those of a batch query: subscribe, subscribePattern or assign; startingOffsets for partitions that the archive lacks
+    (default earliest); failOnDataLoss; kafka.*, with kafka.isolation.level=read_committed by default. A run ends at the
+    current ends of the topics. It commits `ranges_per_commit` at a time, by default several for each task that the
+    cluster can run at the same time.
 
-    With `delta` the archive's directory `data` becomes a Delta table, or catches up when it is one; with `iceberg` so
-    does the Iceberg table of this name, CATALOG.NAMESPACE.TABLE.
+    With `delta` the archive's directory `data` becomes a Delta table, or an existing table gets the missing records.
+    With `iceberg` the same holds for the Iceberg table of this name, CATALOG.NAMESPACE.TABLE.
 
     Raises OptionError, ArchiveError, FilesError, DataLoss when records were removed before they were archived (with
-    failOnDataLoss=false the archive says which), KafkaError and ClientError when the cluster does not answer, and
+    failOnDataLoss=false the archive notes which), KafkaError and ClientError when the cluster does not answer, and
     Spark's errors when a task fails.
     """
     if offsets_per_file < 1:
@@ -128,7 +129,7 @@ def archive(
                 present = CommitLog(place)
                 if present.next_number == log.next_number:
                     raise
-                # Another program adds at the same time: this one continues behind what that one has committed.
+                # Another program adds at the same time. This program continues after the other's commit.
                 log = present
         log.remove_leftovers()
     return Archived(
@@ -149,7 +150,7 @@ def _add(
     on_progress: Callable[[Progress], object],
     added: list[ArchivedRange],
 ) -> None:
-    """Archives the present records behind the log's end; appends to `added` what it has committed."""
+    """Archives the current records after the log's end. Appends the committed ranges to `added`."""
     for publish in publishers:
         publish(log)
     snapshot = take_snapshot(options)
@@ -178,7 +179,7 @@ def _size(records: ArchivedRange) -> int:
 
 
 def files(directory: str, topic: str | None = None, *, storage_options: Mapping[str, str] | None = None) -> list[str]:
-    """The absolute paths, or the URLs, of all files of an archive, or of a topic's."""
+    """The absolute paths, or the URLs, of all files of an archive, or of the files of a topic."""
     log = CommitLog(files_at(directory, storage_options))
     return [log.files.address(file) for file in _files_of(log, topic)]
 
@@ -191,9 +192,9 @@ def read(
     columns: Sequence[str] = COLUMNS,
     storage_options: Mapping[str, str] | None = None,
 ) -> "DataFrame":
-    """The records of an archive, or of a topic in it, with these columns; an object store needs no jar.
+    """The records of an archive, or of a topic in it, with these columns. An object store needs no jar.
 
-    It reads the files that the archive has at this moment, each in a task.
+    Reads the current files of the archive, each in a task.
     """
     unknown = [column for column in columns if column not in COLUMNS]
     if unknown:
@@ -221,7 +222,7 @@ def plan(
 ) -> list[ArchivedRange]:
     """The ranges to archive, without files: from the archive's ends, or `first`, to `last`.
 
-    `earliest` are the first offsets of the logs; reading finds out which offsets before them are lost.
+    `earliest` are the log start offsets. Reading finds out which offsets before them are lost.
     """
     archived_to = log.ends_of(last.topic_ids)
     ranges: list[ArchivedRange] = []
@@ -229,7 +230,7 @@ def plan(
         topic_id = last.topic_ids.get(partition.topic)
         if topic_id is None:
             raise OptionError(f"the cluster tells no id of topic {partition.topic}; archives need Kafka 2.8 or later")
-        # A topic that was created a moment ago is archived by the next run.
+        # The next run archives a topic that was created a moment ago.
         if not all(
             partition in seen.offsets and seen.topic_ids.get(partition.topic) == topic_id for seen in (first, earliest)
         ):
@@ -257,7 +258,7 @@ def _check_no_loss(partition: TopicPartition, start: int, begin: int, end: int) 
 def _cut(
     partition: TopicPartition, topic_id: str, start: int, begin: int, end: int, offsets_per_file: int
 ) -> list[ArchivedRange]:
-    """The same cuts in every run, so that files which an earlier run finished can be taken over.
+    """Cuts at the same offsets in every run, so that files that an earlier run finished can be taken over.
 
     Removed records before `begin` are not a range of their own.
     """
@@ -270,9 +271,9 @@ def _cut(
 
 
 def write_range(files: Files, fetch: FetchOptions, records: ArchivedRange) -> str:
-    """Writes the file of a range, unless it is there; returns the range with its file, as JSON. Runs on executors.
+    """Writes the file of a range, unless it exists. Returns the range with its file, as JSON. Runs on executors.
 
-    _GONE when another program, which has committed these offsets, has removed the file.
+    Returns _GONE when another program, which has committed these offsets, has removed the file.
     """
     stem = f"{DATA}/{records.topic_id}/{_stem(fetch, records)}"
     file = files.find(stem)
@@ -295,7 +296,8 @@ def write_range(files: Files, fetch: FetchOptions, records: ArchivedRange) -> st
 
 
 def _stem(fetch: FetchOptions, records: ArchivedRange) -> str:
-    """The name of a file; it names how the records were read, so a run never takes over files read in another way."""
+    """The name of a file. It includes how the records were read, so that a run never takes over files of records that
+    were read in another way."""
     name = f"{records.partition:05}-{records.start_offset:020}-{records.end_offset:020}"
     ways = ("" if fetch.read_committed else "-uncommitted") + ("" if fetch.fail_on_data_loss else "-lossy")
     return name + ways
@@ -304,7 +306,8 @@ def _stem(fetch: FetchOptions, records: ArchivedRange) -> str:
 def _write_file(
     files: Files, stem: str, fetch: FetchOptions, records: ArchivedRange
 ) -> tuple[list[tuple[int, int]], bool]:
-    """Writes the records of a range, or no file when it has none. Returns the lost offsets, and if there is a file."""
+    """Writes a file with the records of a range, or no file without records. Returns the lost offsets, and whether it
+    wrote a file."""
     wanted = PartitionRange(
         records.topic, records.partition, records.start_offset, records.end_offset, records.topic_id
     )
@@ -322,7 +325,7 @@ def _write_file(
             for group in groups:
                 writer.write_table(group)
             writer.add_key_value_metadata({_LOST: json.dumps(_offsets(losses))})
-        # Perhaps these are the records of another topic of this name.
+        # The records may belong to another topic with this name.
         is_of_another_topic = any(
             loss.start_offset <= wanted.start_offset and loss.end_offset == wanted.end_offset for loss in losses
         )

@@ -1,15 +1,15 @@
-"""A checkpoint of an archive's log: what its first records say, in one file, so that opening an archive is quick.
+"""A checkpoint of an archive's log: the content of its first records in one file, so that opening an archive is quick.
 
     checkpoints/<number of records>.<checksum>.parquet
 
-The file has the ranges of these records, a row each, and in its metadata the last snapshot. The records themselves
-stay, and remain the truth.
+The file has the ranges of these records, one in each row, and the last snapshot in its metadata. The records are kept,
+and remain the truth.
 
 What must stay true:
-- A checkpoint that is missing, damaged or of another log costs time and nothing else: the one before it, or the
-  records, say the same. It names the checksum of its last record, which names its writer; so a log that became shorter,
-  and grew again, has no checkpoint of its former records.
-- It is made of records that are committed, so all programs make the same one.
+- A checkpoint that is missing, damaged or from another log only costs time: the checkpoint before it, or the records,
+  have the same content. A checkpoint has the checksum of its last record, which names its writer. So if a log became
+  shorter and grew again, checkpoints of its former records do not match.
+- A checkpoint is made from committed records, so all programs make the same one.
 """
 
 import json
@@ -26,7 +26,7 @@ from klamm.spark.files import Files
 
 CHECKPOINTS: Final = "checkpoints"
 VERSION: Final = b"1"
-# A reader may be about to read the one before the last.
+# A reader may be about to read the last checkpoint but one.
 KEPT: Final = 2
 
 _DIGITS = 20
@@ -52,7 +52,7 @@ SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the first `records` records of a log say. `snapshot` is the last one, as JSON has it.
+    """The content of the first `records` records of a log. `snapshot` is the last snapshot, in its JSON form.
 
     `last_checksum` is the CRC-32C of the last record.
     """
@@ -63,7 +63,7 @@ class Checkpoint:
     snapshot: Mapping[str, Any] | None = None
 
     def ends(self) -> dict[tuple[str, int], int]:
-        """The offset after the last archived one, by topic id and partition."""
+        """The offset after the last archived offset, by topic id and partition."""
         ends = self.ranges.group_by(["topic_id", "partition"]).aggregate([("end_offset", "max")])
         keys = zip(ends["topic_id"].to_pylist(), ends["partition"].to_pylist(), strict=True)
         return dict(zip(keys, ends["end_offset_max"].to_pylist(), strict=True))
@@ -75,14 +75,14 @@ class Checkpoint:
         ranges: Iterable[tuple[int, Any]],
         snapshot: Mapping[str, Any] | None,
     ) -> "Checkpoint":
-        """With the ranges of the records that follow, each with its record's number."""
+        """A checkpoint that includes the following records; `ranges` are (number of the record, range)."""
         rows = [{"record": number, **asdict(each)} for number, each in ranges]
         added = pa.Table.from_pylist(rows, schema=SCHEMA)
         return Checkpoint(records, last_checksum, pa.concat_tables([self.ranges, added]), snapshot)
 
 
 def checkpoints(files: Files) -> Iterator[Checkpoint]:
-    """The checkpoints that are whole, newest first, and at the end the empty one."""
+    """The complete checkpoints, newest first, and at the end the empty one."""
     for path in reversed(files.paths(CHECKPOINTS)):
         found = _load(files, path)
         if found is not None:
@@ -91,7 +91,7 @@ def checkpoints(files: Files) -> Iterator[Checkpoint]:
 
 
 def write_checkpoint(files: Files, checkpoint: Checkpoint) -> None:
-    """Makes the file of a checkpoint, and removes old ones."""
+    """Writes the file of a checkpoint, and removes old checkpoints."""
     metadata = {
         _VERSION: VERSION,
         _LAST: b"%d" % checkpoint.last_checksum,
@@ -116,7 +116,7 @@ def _load(files: Files, path: str) -> Checkpoint | None:
     try:
         content = files.read(path)
     except FileNotFoundError:
-        # A program that adds to the archive has removed it meanwhile.
+        # A program that adds to the archive has removed the checkpoint meanwhile.
         return None
     if f"{crc32c(content):08x}" != name["checksum"]:
         return None

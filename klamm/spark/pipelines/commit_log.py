@@ -1,22 +1,22 @@
-"""What an archive holds: a log of records, each a small JSON file.
+"""The content of an archive: a log of records, each a small JSON file.
 
     commits/00000000000000000000.json    the records, numbered without a gap
-    checkpoints/                         what the first records say, to be read instead of them (`checkpoint.py`)
+    checkpoints/                         the content of the first records, read instead of them (`checkpoint.py`)
     data/<topic id>/<partition>-<start>-<end>.parquet             in a directory
     data/<topic id>/<partition>-<start>-<end>/<unique>.parquet    in an object store
-    data/_delta_log                      where the archive is a Delta table as well, that table's own log (`delta.py`)
+    data/_delta_log                      the log of the Delta table, if the archive is one as well (`delta.py`)
     lock                                 in a directory, held by the one program that adds to the archive
 
-A record is of one of two kinds: a snapshot of the cluster (topics with configs, groups with offsets), or ranges of
-offsets, each with the file of its records.
+A record is either a snapshot of the cluster (topics with configs, groups with offsets), or a list of ranges of offsets,
+each with the file of its Kafka records.
 
 What must stay true:
 - A file in `data` that no record names is not part of the archive. A file is complete and on disk before a record names
   it.
-- The ranges of a partition follow one another: each begins where the one before ended, and says which of its offsets
-  were lost. So no offset is there twice, and no offset is skipped in silence.
-- A record is never changed, and is there as a whole or not at all. It names its writer, so of two programs that write
-  the same number each knows which one did.
+- The ranges of a partition follow one another: each begins where the previous one ended, and names its lost offsets. So
+  no offset is archived twice, and no offset is skipped silently.
+- A record is never changed, and exists as a whole or not at all. It names its writer. So if two programs write the same
+  number, both know which of them succeeded.
 """
 
 import json
@@ -48,7 +48,7 @@ class ArchiveError(ValueError):
 
 
 class OvertakenError(ArchiveError):
-    """Another program has added the record that this one was about to add."""
+    """Another program has added a record with the number that this program was about to add."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class ArchivedRange:
     """The records of one partition from `start_offset` to before `end_offset`: `rows` of them, in `file`.
 
     `topic_id` has 32 hexadecimal digits. `file` is relative to the archive; None when the range has no record
-    (compaction, control records, aborted transactions, or all were lost). `size_bytes` is the file's. `lost` are the
-    offsets, as (first, the one after the last), of which records were removed from the topic before they were archived.
+    (compaction, control records, aborted transactions, or all records were lost). `size_bytes` is the size of the file.
+    `lost` has the ranges (first offset, offset after the last) that were removed from the topic before they were
+    archived.
     """
 
     topic: str
@@ -90,9 +91,10 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The archived topics by name, and what each group had committed for them: `{group: {topic: {partition: offset}}}`.
+    """The archived topics by name, and the groups' committed offsets for them: `{group: {topic: {partition: offset}}}`.
 
-    It is made before the ends of the topics are asked for, so that what groups have consumed is in the archive soon.
+    It is made before the ends of the topics are requested, so that the same run archives all records that groups have
+    consumed.
     """
 
     topics: Mapping[str, TopicSnapshot] = field(default_factory=dict)
@@ -100,10 +102,10 @@ class Snapshot:
 
 
 class CommitLog:
-    """The records of an archive. Raises ArchiveError for a place that holds something else, and FilesError.
+    """The records of an archive. Raises ArchiveError for a place that is not an archive, and FilesError.
 
-    Only within `adding_to` may a program commit. Where programs add at the same time, a commit raises OvertakenError
-    when another one was first; then the log is to be read again.
+    A program may commit only within `adding_to`. If programs add at the same time, a commit raises OvertakenError when
+    another program was first. Then read the log again.
     """
 
     def __init__(self, files: Files) -> None:
@@ -111,7 +113,7 @@ class CommitLog:
         self.snapshot: Snapshot | None = None
         self._ends: dict[tuple[str, int], int] = {}
         self._writer = SystemEnvironment().random_uuid().hex
-        # The ranges of the records behind the checkpoint, and the number of the record of each.
+        # The ranges of the records after the checkpoint, and the number of the record of each range.
         self._ranges: list[ArchivedRange] = []
         self._numbers: list[int] = []
         self._of_checkpoint: list[ArchivedRange] | None = None
@@ -133,7 +135,7 @@ class CommitLog:
         return self._of_checkpoint + self._ranges
 
     def ranges_from(self, number: int) -> list[ArchivedRange]:
-        """The ranges of this record and of those after it."""
+        """The ranges of this record and of later records."""
         if number >= self._checkpoint.records:
             return self._ranges[bisect_left(self._numbers, number) :]
         return self.ranges[bisect_left(self._checkpoint.ranges["record"].to_pylist(), number) :]
@@ -153,7 +155,7 @@ class CommitLog:
         self._write_checkpoint()
 
     def ends_of(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
-        """The offset after the last archived one of each partition of these topics, whose ids are given by name."""
+        """The offset after the last archived one, for each partition of these topics (name -> topic id)."""
         names = {topic_id: name for name, topic_id in topic_ids.items()}
         return {
             TopicPartition(names[topic_id], partition): end
@@ -162,9 +164,9 @@ class CommitLog:
         }
 
     def remove_leftovers(self) -> None:
-        """Removes files that no record names: what programs left behind that were killed, or overtaken.
+        """Removes files that no record names, which killed or overtaken programs have left behind.
 
-        Where programs add at the same time, files stay that another one may be about to commit.
+        If programs add at the same time, files that another program may be about to commit stay.
         """
         named = {each.file for each in self.ranges}
         for path in self.files.paths(DATA):
@@ -176,7 +178,8 @@ class CommitLog:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _is_overtaken(self, path: str) -> bool:
-        """Whether the file begins before the archive's end of its partition, where records can no longer begin."""
+        """Whether the file begins before the archive's end of its partition. No record can name such a file any
+        longer."""
         name = _DATA_FILE.fullmatch(path)
         return name is not None and int(name["start"]) < self._ends.get((name["topic_id"], int(name["partition"])), 0)
 
@@ -233,20 +236,20 @@ class CommitLog:
 
 @contextmanager
 def adding_to(files: Files) -> Iterator[CommitLog]:
-    """The archive, which is made if need be, for a program that adds to it. Raises ArchiveError and FilesError."""
+    """The archive, for a program that adds to it; created if missing. Raises ArchiveError and FilesError."""
     with files.adding(_COMMITS, CHECKPOINTS, DATA):
         yield CommitLog(files)
 
 
 def _begin(files: Files) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint to begin with, and the paths of the records behind it."""
+    """The checkpoint to begin with, and the paths of the records after it."""
     for checkpoint in checkpoints(files):
         count = checkpoint.records
         after = _record_path(count - 2) if count > 1 else ""
         records = [path for path in files.paths(_COMMITS, after) if not path.endswith(".tmp")]
         if count == 0:
             return checkpoint, records
-        # Otherwise the checkpoint is of another log, that was longer for example.
+        # Otherwise the checkpoint is from another log, for example from one that was longer.
         if records[:1] == [_record_path(count - 1)] and crc32c(files.read(records[0])) == checkpoint.last_checksum:
             return checkpoint, records[1:]
     raise AssertionError("the last checkpoint is the empty one")

@@ -1,16 +1,16 @@
-"""An archive as a Delta table, made of the archive's own files by the package `deltalake`; no record is written twice.
+"""An archive as a Delta table, made from the archive's own files by the package `deltalake`. No record is written
+twice.
 
-The table is the archive's directory `data`: its log, `data/_delta_log`, stands beside the files that it names. The
-archive's commit log stays the truth. What its records name and the table does not have yet is added to the table, all
-at once, with a transaction that says up to which record; so a program that was killed in between, or that did not want
-a table, has left nothing that `publish` does not make up for. A table that was lost or damaged may be deleted: it is
-made again.
+The table is the archive's directory `data`, and its log is `data/_delta_log`. The archive's commit log stays the truth.
+`publish` adds the files that the commit log names and the table lacks, in one commit. A transaction identifier in this
+commit says up to which record the table has the log. So `publish` also adds the files of a program that was killed
+before, or that did not want a table. A table that was lost or damaged may be deleted, and is then made again.
 
 What must stay true:
-- The files of a record are in the table all together and once. `deltalake` refuses no transaction version that it has
-  seen before, so the table is asked for its version, by the same snapshot of the table that the commit is based on: of
-  two programs that add the same records one fails.
-- In a directory only the one program that holds the archive's lock publishes. In an object store several may; the
+- The files of a record are in the table all together and once. `deltalake` accepts a transaction version that the table
+  already has. So the version is read from the same snapshot of the table on which the commit is based, and of two
+  programs that add the same records one fails.
+- In a directory only the program that holds the archive's lock publishes. In an object store several programs may. The
   store refuses all but one of them, because deltalake creates the files of its log by conditional puts, too.
 
 Source: PROTOCOL.md of Delta Lake, "Transaction Identifiers", "Per-file Statistics".
@@ -28,14 +28,14 @@ from klamm.spark.pipelines.commit_log import DATA, ArchivedRange, ArchiveError, 
 if TYPE_CHECKING:
     from deltalake.transaction import AddAction
 
-# The table lies within the archive, so there is no other archive in it to tell this one from.
+# The table is within the archive, so the id need not distinguish archives.
 APPLICATION_ID = "klamm.archive"
 # Each failure is the success of another program.
 _ATTEMPTS = 5
 
 
 def check_deltalake() -> None:
-    """Raises ArchiveError when the package is not there."""
+    """Raises ArchiveError when the package is not installed."""
     try:
         import deltalake  # noqa: F401
     except ImportError as error:
@@ -57,7 +57,7 @@ def publish(log: CommitLog) -> None:
             _publish(log)
             return
         except (DeltaError, OSError) as error:
-            # In an object store another program may have been first, also in making the table.
+            # In an object store another program may have been first, also in creating the table.
             if isinstance(error, DeltaError) and not log.files.is_locked and attempt < _ATTEMPTS - 1:
                 continue
             raise ArchiveError(f"the Delta table {log.files.address(DATA)}: {log.files.reason(error)}") from None
@@ -88,7 +88,7 @@ def _publish(log: CommitLog) -> None:
         return
     properties = CommitProperties(app_transactions=[Transaction(APPLICATION_ID, log.next_number - 1)])
     if table is None:
-        # The table is append-only; rows can be deleted in a copy.
+        # The table is append-only. Users can delete rows in a copy.
         create_table_with_add_actions(
             place,
             columns,
@@ -124,7 +124,7 @@ def _add_action(files: Files, archived: ArchivedRange) -> "AddAction":
 
 
 def _offsets(files: Files, path: str) -> tuple[int, int]:
-    """The first and the last offset in a file: not the bounds of its range, which may have no records."""
+    """The first and the last offset in a file. The range may be larger, because offsets may have no record."""
     metadata = pq.read_metadata(files.open(path))
     number = metadata.schema.to_arrow_schema().get_field_index("offset")
     first, last = (metadata.row_group(group).column(number) for group in (0, metadata.num_row_groups - 1))

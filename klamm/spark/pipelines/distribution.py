@@ -1,12 +1,12 @@
-"""Spreads a pipeline's work over Spark's executors: as many tasks as the cluster has use for, also with Spark Connect.
+"""Spreads a pipeline's work over Spark's executors: as many tasks as the cluster can use, also with Spark Connect.
 
-Small pieces of work share a task, by their weight; the heaviest tasks begin first. A pipeline that commits its work in
-rounds has two of them in progress, so that no slot waits for the last task of a round.
+Small pieces of work share a task, by their weight. The heaviest tasks begin first. A pipeline that commits its work in
+rounds has two rounds in progress, so that no slot waits for the last task of a round.
 
 What must stay true:
-- A piece of work may be done twice, also at the same time, because Spark repeats tasks and a task may outlive its
+- A piece of work may be done twice, even at the same time, because Spark repeats tasks and a task may outlive its
   driver. So functions must be idempotent.
-- No task waits for another one: a cluster with a single slot does all the work.
+- No task waits for another task, so a cluster with a single slot can do all the work.
 """
 
 import heapq
@@ -25,7 +25,7 @@ T = TypeVar("T")
 # With several tasks for each slot, a slot that is fast takes over the work of one that is slow.
 TASKS_PER_SLOT = 4
 _ROUNDS_AT_A_TIME = 2
-# More slots than this are not counted where only a query can tell their number.
+# The most slots that are counted if only a query can tell their number.
 _MAX_COUNTED_SLOTS = 4096
 
 
@@ -57,10 +57,10 @@ def distribute_in_rounds(
     *,
     round_size: int | None = None,
 ) -> Iterator[list[str]]:
-    """The results of `do`, in the order of the work, a round at a time; the next round runs meanwhile.
+    """The results of `do`, in the order of the work, one round at a time. The next round runs meanwhile.
 
     A round has `round_size` pieces; by default several for each slot that the cluster has when the round begins. Raises
-    Spark's error for a failed task, when the round in progress has ended.
+    Spark's error for a failed task, after the round in progress has ended.
     """
     begun = 0
     rounds: deque[Future[list[str]]] = deque()
@@ -74,13 +74,14 @@ def distribute_in_rounds(
 
 
 def slots(spark: "SparkSession") -> int:
-    """How many tasks the cluster runs at the same time at this moment; with dynamic allocation it grows with work."""
+    """How many tasks the cluster can run at the same time now. With dynamic allocation the number grows with the
+    work."""
     from pyspark.errors import PySparkAttributeError
 
     try:
         return spark.sparkContext.defaultParallelism
     except PySparkAttributeError:
-        # A client of Spark Connect has no context. The server cuts a range into as many parts as it has slots.
+        # A client of Spark Connect has no SparkContext. The server splits a range into as many parts as it has slots.
         from pyspark.sql.functions import spark_partition_id
 
         parts = spark.range(0, _MAX_COUNTED_SLOTS).select(spark_partition_id()).toArrow().column(0)
@@ -88,16 +89,16 @@ def slots(spark: "SparkSession") -> int:
 
 
 def balanced(weights: Sequence[int], count: int) -> list[list[int]]:
-    """The places of the weights in at most `count` groups of about the same weight, the heaviest group first.
+    """The indexes of the weights in at most `count` groups of about the same weight, the heaviest group first.
 
-    Each group has its places in order: neighbours are often of one partition.
+    The indexes of a group are in order, because neighbours often belong to the same partition.
     """
     groups: list[list[int]] = [[] for _ in range(max(1, min(count, len(weights))))]
     lightest = [(0, number) for number in range(len(groups))]
     for place in sorted(range(len(weights)), key=lambda place: -weights[place]):
         weight, number = lightest[0]
         groups[number].append(place)
-        # A piece of weight 0 costs a task something, too.
+        # A piece of weight 0 also costs time.
         heapq.heapreplace(lightest, (weight + max(1, weights[place]), number))
     totals = {number: weight for weight, number in lightest}
     return [sorted(groups[number]) for number in sorted(totals, key=lambda number: -totals[number])]

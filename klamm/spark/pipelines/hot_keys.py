@@ -1,16 +1,16 @@
-"""Which keys have the most records, from a bounded sample of batches. Pure.
+"""Estimates which keys have the most records, from a bounded sample of batches. Pure.
 
-The number of records and batches is known exactly, from the headers of all batches; keys are decoded in a sample of the
-batches alone. A batch is in the sample when a number that its checksum gives is below a threshold, so each has the same
-chance, and a task that is repeated takes the same sample. When the sample has more records than allowed, the threshold
-is halved and the batches above it leave the sample.
+The headers of all batches give the exact number of records and batches. Keys are decoded only in a sample of the
+batches. A batch is in the sample if a hash of its checksum is below a threshold. So each batch has the same chance, and
+a repeated task takes the same sample. When the sample has more records than allowed, the threshold is halved, and the
+batches above it leave the sample.
 
 A batch is the unit of the sample, because the records of a batch are alike: a producer that writes one key many times
 fills whole batches with it. The bounds follow from how much the batches differ, not from the number of records.
 
 What must stay true:
-- With 95 % confidence the limits of all keys of a sample hold at the same time: the keys that are shown are those that
-  chance has favoured, so limits for one key by itself would fail. Where all batches were decoded they are exact.
+- With 95 % confidence the limits of all keys of a sample hold at the same time. Limits for single keys would not be
+  enough, because chance favours the keys that are shown. If all batches were decoded, the limits are exact.
 - Memory is bounded by the allowed records, and by the largest batch.
 """
 
@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 # A range's sample has at most about this many records.
 SAMPLED_RECORDS: Final = 100_000
-# Longer keys are cut, and end with a part of their SHA-256.
+# Longer keys are truncated, and end with a part of their SHA-256.
 MAX_KEY_BYTES: Final = 128
 _HASH_BITS: Final = 32
 _ERROR: Final = 0.05
@@ -31,7 +31,8 @@ _BISECTIONS: Final = 50
 
 
 class KeyCount(NamedTuple):
-    """A key in the sample: its records, and the sums over batches of their square and of records times batch size."""
+    """A key in the sample: the number of its records, and two sums over batches: of the square of its records in the
+    batch, and of its records times the size of the batch."""
 
     records: int
     squares: int
@@ -42,8 +43,9 @@ class KeyCount(NamedTuple):
 class Summary:
     """The sample of some offsets of one partition, with the most frequent keys.
 
-    `records` and `batches` are all there are; `squares` is the sum of the squares of the sampled batches' sizes. No
-    key that is not in `keys` has more than `dropped_records` sampled records. `distinct_keys` are those in the sample.
+    `records` and `batches` count everything, not only the sample. `squares` is the sum of the squares of the sizes of
+    sampled batches. A key that is not in `keys` has at most `dropped_records` sampled records. `distinct_keys` is the
+    number of keys in the sample.
     """
 
     records: int
@@ -57,7 +59,8 @@ class Summary:
 
     @property
     def surprise(self) -> float:
-        """The negative logarithm of the probability that one limit fails; the keys share the error (Bonferroni)."""
+        """The negative logarithm of the allowed probability that one limit fails. The keys share the error
+        (Bonferroni)."""
         return log(2 * max(1, self.distinct_keys) / _ERROR)
 
 
@@ -82,13 +85,13 @@ class KeySample:
     sample: list[tuple[int, int, Counter[bytes]]] = field(default_factory=list)
 
     def wants(self, base_offset: int, checksum: int, records: int) -> bool:
-        """Called for each batch. Returns whether its keys belong into the sample: then `add` follows."""
+        """Call it for each batch. Returns whether the batch is in the sample; then call `add`."""
         self.records += records
         self.batches += 1
         return chance(base_offset, checksum) < self.threshold
 
     def add(self, base_offset: int, checksum: int, keys: Iterable[bytes | None]) -> None:
-        """The keys of all records of a batch."""
+        """Adds the keys of all records of a batch."""
         counted = Counter(None if key is None else shortened(key) for key in keys)
         records = counted.total()
         del counted[None]
@@ -97,7 +100,7 @@ class KeySample:
         while self.sampled_records > self.max_records:
             kept = [each for each in self.sample if each[0] < self.threshold // 2]
             if not kept:
-                # A single large batch tells more than nothing.
+                # A single large batch stays: it is better than no sample.
                 break
             self.threshold, self.sample = self.threshold // 2, kept
             self.sampled_records = sum(each[1] for each in kept)
@@ -131,7 +134,7 @@ def chance(base_offset: int, checksum: int) -> int:
 
 
 def shortened(key: bytes) -> bytes:
-    """The key, or the begin of a long one and what tells it from others."""
+    """The key, or the beginning of a long key and a part of its hash."""
     if len(key) <= MAX_KEY_BYTES:
         return key
     return key[: MAX_KEY_BYTES // 2] + b"...sha256:" + sha256(key).hexdigest()[:16].encode()
@@ -141,7 +144,7 @@ def shortened(key: bytes) -> bytes:
 
 
 def likely_records(summaries: Sequence[Summary]) -> dict[bytes, float]:
-    """How many records the keys of one partition most likely have, whose offsets were sampled in several parts."""
+    """The most likely number of records of each key of one partition, whose offsets were sampled in several parts."""
     found: dict[bytes, float] = {}
     for summary in summaries:
         for key, count in summary.keys.items():
@@ -150,7 +153,7 @@ def likely_records(summaries: Sequence[Summary]) -> dict[bytes, float]:
 
 
 def estimate(summaries: Sequence[Summary], key: bytes) -> Estimate:
-    """The limits of one key: those of the parts, added up, which is wider than needed and never too narrow."""
+    """The limits of one key: the sums of the limits of all parts. They may be wider than needed, but not too narrow."""
     limits = [_limits_of_part(summary, summary.keys.get(key)) for summary in summaries]
     return Estimate(likely_records(summaries)[key], sum(low for low, _ in limits), sum(high for _, high in limits))
 
@@ -172,8 +175,8 @@ def _limits_of_part(summary: Summary, key: KeyCount | None) -> tuple[float, floa
 
 
 def _effective_size(summary: Summary, key: KeyCount, share: float) -> float:
-    """The number of independent records that would tell as much as the sampled batches do: one record's variance,
-    divided by the variance of the share between batches (the ratio estimator's)."""
+    """The number of independent records with the same information as the sampled batches: the variance of one record,
+    divided by the variance of the share between batches (of the ratio estimator)."""
     batches, records = summary.sampled_batches, summary.sampled_records
     if batches < 2:
         return 1.0
@@ -181,7 +184,7 @@ def _effective_size(summary: Summary, key: KeyCount, share: float) -> float:
     variance = batches / (batches - 1) * between / records**2
     independent = share * (1 - share)
     size = independent / variance if variance > 0 and independent > 0 else float(batches)
-    # The sample has a part of all batches, which makes it tell more; and a variance of few batches tells less.
+    # A sample with a large part of all batches tells more; a variance of few batches tells less.
     unread = 1 - batches / summary.batches
     z = sqrt(2 * summary.surprise)
     few = (z / _student(z, batches - 1)) ** 2
@@ -189,18 +192,19 @@ def _effective_size(summary: Summary, key: KeyCount, share: float) -> float:
 
 
 def _student(z: float, degrees: int) -> float:
-    """About the quantile of Student's distribution for that of the normal one."""
+    """The approximate quantile of Student's distribution for the normal distribution's quantile `z`."""
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def _limits(share: float, size: float, surprise: float) -> tuple[float, float]:
-    """Chernoff's limits: beyond them, a sample of so many independent records has such a share with a probability of at
-    most e to the power of -`surprise`. They hold for small samples too, and for shares near 0 and 1."""
+    """Chernoff's limits: if the true share is beyond them, a sample of `size` independent records has this share with a
+    probability of at most e to the power of -`surprise`. They hold also for small samples, and for shares near 0 and
+    1."""
     return _limit(share, 0.0, size, surprise), _limit(share, 1.0, size, surprise)
 
 
 def _limit(share: float, end: float, size: float, surprise: float) -> float:
-    """Between the share and the end, where the sample becomes too surprising."""
+    """The point between the share and the end at which the sample becomes too improbable."""
     near, far = share, end
     for _ in range(_BISECTIONS):
         middle = (near + far) / 2
@@ -209,7 +213,7 @@ def _limit(share: float, end: float, size: float, surprise: float) -> float:
 
 
 def _divergence(share: float, other: float) -> float:
-    """Kullback and Leibler's, of two coins."""
+    """The Kullback-Leibler divergence of two Bernoulli distributions."""
     if not 0 < other < 1:
         return 0.0 if share == other else inf
     heads = share * log(share / other) if share > 0 else 0.0

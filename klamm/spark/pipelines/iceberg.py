@@ -1,16 +1,15 @@
-"""An archive as an Iceberg table, made of the archive's own files by the package `pyiceberg`.
+"""An archive as an Iceberg table, made from the archive's own files by the package `pyiceberg`.
 
-The table lies in a catalog that pyiceberg's own configuration names (~/.pyiceberg.yaml, PYICEBERG_CATALOG__...), with
-its metadata where the catalog wants it; its data files are those of the archive. The archive's commit log stays the
+The table is in a catalog that pyiceberg's configuration names (~/.pyiceberg.yaml, PYICEBERG_CATALOG__...). The catalog
+decides where the table's metadata are; the data files are those of the archive. The archive's commit log stays the
 truth. A property of the table says up to which record the table has the log, and changes in the same commit that adds
-the files. So a program that was killed in between, or that did not want a table, has left nothing that `publish` does
-not make up for.
+the files. So `publish` also adds the files of a program that was killed before, or that did not want a table.
 
 What must stay true:
-- The files of a record are in the table all together and once. A commit is refused when another one was first, and
-  then the property is read again. pyiceberg by itself would append the files behind the other commit, so the table has
+- The files of a record are in the table all together and once. A commit is refused when another commit was first, and
+  then the property is read again. By default pyiceberg would append the files after the other commit, so the table has
   `commit.retry.num-retries` 0.
-- The table never deletes the archive's files: it has `gc.enabled` false.
+- The table never deletes the archive's files, because it has `gc.enabled` false.
 
 Source: Iceberg's table spec, "Optimistic Concurrency"; configuration of tables ("gc.enabled").
 """
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-# The number of the last record that the table has, and the archive that it is of.
+# The properties with the number of the last record that the table has, and with its archive.
 _RECORD: Final = "klamm.archive.record"
 _PLACE: Final = "klamm.archive.place"
 _RETRIES: Final = "commit.retry.num-retries"
-# The files have statistics of these columns only.
+# The files have statistics only for these columns.
 _STATISTICS: Final = {
     "write.metadata.metrics.default": "none",
     **{f"write.metadata.metrics.column.{name}": "full" for name in ("topic", "partition", "offset", "timestamp")},
@@ -41,9 +40,9 @@ _ATTEMPTS = 20
 
 
 class IcebergTable:
-    """The table that is to have an archive's records, named CATALOG.NAMESPACE.TABLE.
+    """The table for an archive's records, named CATALOG.NAMESPACE.TABLE.
 
-    Raises ArchiveError when the package is not there, or the catalog cannot be loaded.
+    Raises ArchiveError when the package is not installed, or the catalog cannot be loaded.
     """
 
     def __init__(self, name: str) -> None:
@@ -60,13 +59,13 @@ class IcebergTable:
         try:
             self._catalog: Catalog = load_catalog(catalog)
         except Exception as error:
-            # A catalog has the errors of its own libraries; some of them show its URI.
+            # A catalog raises the errors of its own libraries. Some of them show its URI.
             raise ArchiveError(f"the Iceberg catalog {catalog}: {_line(error)}") from None
 
     def publish(self, log: CommitLog) -> None:
         """Adds the log's records that the table lacks; creates a missing table.
 
-        Raises ArchiveError when the table is not of this archive, and when it cannot be read or written.
+        Raises ArchiveError when the table belongs to another archive, and when it cannot be read or written.
         """
         from pyiceberg.exceptions import CommitFailedException
 
@@ -80,7 +79,7 @@ class IcebergTable:
             except CommitFailedException as error:
                 failure = error
             except Exception as error:
-                # Perhaps only the answer was lost: then the next attempt finds the records in the table.
+                # If only the answer was lost, the next attempt finds the records in the table.
                 if failure is not None and not isinstance(failure, CommitFailedException):
                     break
                 failure = error
@@ -132,5 +131,5 @@ def _url(address: str) -> str:
 
 
 def _line(error: Exception | None) -> str:
-    """The first line, without a password in a URI."""
+    """The first line of the error, without passwords in URIs."""
     return re.sub(r"//[^/\s]*@", "//", str(error).strip().partition("\n")[0] or repr(error))

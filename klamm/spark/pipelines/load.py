@@ -1,16 +1,17 @@
 """The load of a cluster, from the headers of its batches: bytes and records of each partition in windows of time.
 
-A task reads ranges of offsets from one replica of each partition, the leader if it answers, otherwise a follower: all
-replicas have the same bytes. It counts in the worker, so no batch reaches the driver. Kafka has no request for headers
-alone, so whole batches are fetched; their records are decoded only for a sample of keys, if one is asked for.
+A task reads ranges of offsets from one replica of each partition: from the leader if it answers, otherwise from a
+follower, because all replicas have the same bytes. It counts in the worker, so no batch reaches the driver. Kafka has
+no request for headers only, so whole batches are fetched. Records are decoded only for a sample of keys, if one is
+requested.
 
-What counts: a batch belongs to the time of its largest timestamp, as a whole. A batch of control records (the end of a
-transaction) counts with its bytes and no record. Records of aborted transactions count: brokers have stored them.
+A whole batch counts at the time of its largest timestamp. A batch of control records (the end of a transaction) counts
+with its bytes and no record. Records of aborted transactions count, because brokers have stored them.
 
 What must stay true:
 - A batch counts once: in the range that has its last offset.
-- A task holds one window of a replica; the driver holds each partition's windows, at most `MAX_CELLS` in all.
-- A partition that cannot be read says why, and the others are read.
+- A task holds one window of a replica. The driver holds the windows of all partitions, at most `MAX_CELLS`.
+- If a partition cannot be read, the reason is reported, and the others are read.
 """
 
 import asyncio
@@ -43,11 +44,11 @@ from klamm.spark.pipelines.replicas import ReplicaLog, read_batches
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Each range costs a task some requests, however short the range is.
+# Limited, because even a short range costs some requests.
 MAX_RANGES_PER_TASK: Final = 50
-# The tasks between two reports of progress.
+# How many tasks run between two reports of progress.
 TASKS_AT_A_TIME: Final = 64
-# The windows of all partitions together.
+# The most windows of all partitions together.
 MAX_CELLS: Final = 1_000_000
 MIN_KEYS_PER_RANGE: Final = 100
 
@@ -68,8 +69,8 @@ class OffsetRange:
 
 @dataclass(slots=True)
 class Counted:
-    """What a range, or a partition, has in the chosen time. `total` is the sum of `windows` and of `untimed`, batches
-    without a timestamp. `corrupt_batches` are not counted. `failure` says why offsets at the end are missing."""
+    """The traffic of a range or a partition in the chosen time. `untimed` has batches without a timestamp; `total` is
+    the sum of `windows` and `untimed`, without `corrupt_batches`. `failure` says why offsets at the end are missing."""
 
     windows: Windows
     untimed: Traffic = NOTHING
@@ -106,8 +107,8 @@ class Counted:
 
 @dataclass(slots=True)
 class PartitionCount:
-    """A partition's replicas (the leader first) and what was counted. `is_cut`: its log begins after offset 0, and has
-    nothing from before the chosen time, so earlier records of that time may have been removed."""
+    """A partition's replicas (the leader first) and its counts. `is_cut`: its log begins after offset 0, and has no
+    record from before the chosen time, so records of the chosen time may have been removed."""
 
     replicas: tuple[int, ...]
     counted: Counted
@@ -123,8 +124,8 @@ class HotKey:
 
 @dataclass(slots=True)
 class ClusterCount:
-    """`skipped` has the reason for each topic or partition of which nothing was read. `sampled_records` are those whose
-    keys were decoded."""
+    """The counts of a cluster. `skipped` has the reason for each topic or partition that was not read.
+    `sampled_records` is the number of records whose keys were decoded."""
 
     partitions: dict[TopicPartition, PartitionCount] = field(default_factory=dict)
     brokers: tuple[int, ...] = ()
@@ -190,7 +191,7 @@ async def _plan(
             for number, state in sorted(topic.partitions.items())
         ]
     start_time = EARLIEST_TIMESTAMP if options.start_ms is None else options.start_ms
-    # At the same time: each waits for partitions without a leader.
+    # Concurrently, because each may wait for partitions without a leader.
     earliest, starts, ends = await asyncio.gather(
         *(
             start_offsets(client, replicated, time, PATIENCE_S)
@@ -213,7 +214,7 @@ async def _plan(
 
 
 def cut(ranges: Iterable[OffsetRange], max_offsets: int) -> list[OffsetRange]:
-    """The ranges in pieces of at most so many offsets."""
+    """The ranges in pieces of at most `max_offsets` offsets."""
     return [
         replace(each, start_offset=start, end_offset=min(start + max_offsets, each.end_offset))
         for each in ranges
@@ -222,7 +223,7 @@ def cut(ranges: Iterable[OffsetRange], max_offsets: int) -> list[OffsetRange]:
 
 
 def pack(ranges: Iterable[OffsetRange], max_offsets: int) -> list[list[OffsetRange]]:
-    """The ranges in tasks, in their order: a task has one range, or several with at most so many offsets together."""
+    """The ranges in tasks, in order. A task has one range, or several with at most `max_offsets` offsets together."""
     tasks: list[list[OffsetRange]] = []
     size = 0
     for each in ranges:
@@ -235,7 +236,7 @@ def pack(ranges: Iterable[OffsetRange], max_offsets: int) -> list[list[OffsetRan
 
 
 def _align(count: ClusterCount, max_windows: int) -> None:
-    """Gives all partitions windows of the same width, no more than allowed."""
+    """Gives all partitions windows of the same width, which is large enough for the allowed number of windows."""
     count.widen(count.window_ms)
     while True:
         cells = sum(len(each.counted.windows.cells) for each in count.partitions.values())
@@ -248,7 +249,7 @@ def _align(count: ClusterCount, max_windows: int) -> None:
 
 
 class _Candidate(NamedTuple):
-    """A key that may be one of the hottest; the limits are computed in the end."""
+    """A key that may be one of the hottest. The limits are computed at the end."""
 
     records: float
     partition: TopicPartition
@@ -296,7 +297,7 @@ def _count_task(client: ClientOptions, options: LoadOptions, task: Sequence[Offs
 
 
 def _count_range(client: ClientOptions, options: LoadOptions, each: OffsetRange) -> tuple[Counted, Summary | None]:
-    """Reads from the first broker; where that fails, the next one continues."""
+    """Reads from the first broker. Where it fails, the next broker continues."""
     counter = RangeCounter(options)
     offset, reasons = each.start_offset, list[str]()
     for broker in each.brokers:
@@ -342,7 +343,7 @@ class RangeCounter:
     def _look_at_keys(sample: KeySample, records: Buffer, position: int, header: BatchHeader) -> None:
         if not sample.wants(header.base_offset, header.crc, header.record_count):
             return
-        # A batch that cannot be decompressed counts with its bytes, and is not in the sample.
+        # A batch that cannot be decompressed counts with its bytes, but is not in the sample.
         with suppress(KafkaError):
             keys = [record.key for record in decode_records(records, position, header)]
             sample.add(header.base_offset, header.crc, keys)
@@ -353,6 +354,6 @@ class RangeCounter:
     def _is_wanted(self, timestamp_ms: int) -> bool:
         start_ms, end_ms = self._options.start_ms, self._options.end_ms
         if timestamp_ms <= NO_TIMESTAMP:
-            # Such a batch has no time, so it is part of no chosen time.
+            # A batch without a timestamp is not part of a chosen time.
             return start_ms is None and end_ms is None
         return (start_ms is None or timestamp_ms >= start_ms) and (end_ms is None or timestamp_ms < end_ms)

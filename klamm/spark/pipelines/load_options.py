@@ -1,5 +1,5 @@
-"""What `load.py` counts: plain values, which need neither PySpark nor pyarrow, so that a command can check its options
-where these are not installed."""
+"""The options of `load.py`: plain values that need neither PySpark nor pyarrow, so that a command can check its options
+if these are not installed."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,15 +7,15 @@ from typing import Final
 from klamm.spark.pipelines.load_windows import WIDTHS_MS
 
 DEFAULT_OFFSETS_PER_TASK: Final = 1_000_000
-# The number of windows where the width is not given, and where it is.
+# The most windows if the width is not given, and if it is given.
 MAX_CHOSEN_WINDOWS, MAX_GIVEN_WINDOWS = 96, 1440
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What to count. Times are in milliseconds since 1970; the end is exclusive, and None stands for no limit. Windows
-    become wider than `window_ms` where there are more than `max_windows` with a batch. `hot_keys` is how many keys to
-    find; 0 decodes no record."""
+    """Which records to count. Times are in milliseconds since 1970. The end is exclusive; None means no limit. Windows
+    become wider than `window_ms` if more than `max_windows` have a batch. `hot_keys` is how many keys to find; 0
+    decodes no record."""
 
     start_ms: int | None = None
     end_ms: int | None = None

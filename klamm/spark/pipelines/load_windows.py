@@ -1,9 +1,9 @@
-"""How much traffic falls into each window of time. Pure.
+"""Counts the traffic in each window of time. Pure.
 
-A window begins at a multiple of its width, in milliseconds since 1970. Where traffic is spread over more windows than
-allowed, the windows become wider, and no traffic is lost: a width on the way is a multiple of the one before.
+A window begins at a multiple of its width, in milliseconds since 1970. If traffic is spread over more windows than
+allowed, the windows become wider. No traffic is lost, because each width is a multiple of the previous one.
 
-What must stay true: the sum of all windows is what was added, in whatever order and in however many parts.
+What must stay true: the sum of all windows is the sum of all additions, whatever their order and number.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ SECOND_MS: Final = 1_000
 MINUTE_MS: Final = 60 * SECOND_MS
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
-# Each is a multiple of the one before; ten times the last follows, and so on.
+# Each width is a multiple of the previous one. After the last one follow ten times that width, and so on.
 WIDTHS_MS: Final = (
     *(SECOND_MS, 5 * SECOND_MS, 15 * SECOND_MS),
     *(MINUTE_MS, 5 * MINUTE_MS, 15 * MINUTE_MS),
@@ -22,7 +22,7 @@ WIDTHS_MS: Final = (
 
 
 class Traffic(NamedTuple):
-    """A number of batches, and what is in them; `size_bytes` is their size on the wire and on a disk."""
+    """The numbers of batches and of their records, and their size on the wire and on disk (`size_bytes`)."""
 
     batches: int = 0
     records: int = 0
@@ -41,7 +41,7 @@ def wider(width_ms: int) -> int:
 
 
 def fitting(span_ms: int, max_windows: int) -> int:
-    """The smallest width with which a span has no more than so many windows, and the part of one at each end."""
+    """The smallest width with which a span has at most `max_windows` windows, and a part of a window at each end."""
     width_ms = WIDTHS_MS[0]
     while span_ms > width_ms * max_windows:
         width_ms = wider(width_ms)
@@ -50,7 +50,7 @@ def fitting(span_ms: int, max_windows: int) -> int:
 
 @dataclass(slots=True)
 class Windows:
-    """The traffic of each window that has some, by the window's number: its begin divided by the width."""
+    """The traffic of each window with traffic, by the window's number: its begin divided by the width."""
 
     width_ms: int = WIDTHS_MS[0]
     cells: dict[int, Traffic] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Windows:
         self.cells[number] = self.cells.get(number, NOTHING).plus(traffic)
 
     def merge(self, other: "Windows") -> None:
-        """Adds what `other` has. The widths must come from the same first width."""
+        """Adds the traffic of `other`. The widths must have started from the same width."""
         self.widen(max(self.width_ms, other.width_ms))
         for number, traffic in other.cells.items():
             self.add(number * other.width_ms, traffic)

@@ -1,4 +1,4 @@
-"""Where replayed records went: runs of records whose old offsets, and whose new ones, follow one another.
+"""The new offsets of replayed records, as runs: records with consecutive old offsets and consecutive new offsets.
 
     offsets/<topic>/<partition>-<start>.parquet    the runs of one file of the archive
 
@@ -6,8 +6,9 @@ An old offset without a record (compaction, control records, aborted transaction
 size grows with the number of gaps, not with the number of records.
 
 What must stay true:
-- The runs of a partition are in the order of their old offsets, and that is the order of their new ones.
-- An old offset without a record stands for the next record; behind the last record, for the end of what was replayed.
+- The runs of a partition are in the order of their old offsets, which is also the order of their new offsets.
+- An old offset without a record stands for the next record. After the last record it stands for the end of the replayed
+  records.
 """
 
 import os
@@ -37,7 +38,7 @@ _NUMBERS = ("old_offset", "new_offset", "count")
 
 
 class Runs(NamedTuple):
-    """The runs of a partition: the first old offset of each, its new offset, and the number of records."""
+    """The runs of a partition: the first old offset of each run, its new offset, and the number of records."""
 
     old: Offsets
     new: Offsets
@@ -45,13 +46,13 @@ class Runs(NamedTuple):
 
 
 def runs_of(old_offsets: Offsets, new_offset: int) -> Runs:
-    """The runs of records in order, which are at `new_offset` and behind it."""
+    """The runs of records with these old offsets, whose new offsets begin at `new_offset`."""
     places = np.arange(len(old_offsets), dtype=np.int64)
     return merged([Runs(old_offsets, new_offset + places, np.ones_like(places))])
 
 
 def merged(parts: Iterable[Runs]) -> Runs:
-    """The runs of several files of a partition, in order; neighbours become one run."""
+    """The runs of several files of a partition, in order. Adjacent runs become one run."""
     old, new, count = (np.concatenate(each) for each in zip(_NO_RUNS, *parts, strict=True))
     if not len(old):
         return _NO_RUNS
@@ -65,7 +66,8 @@ _NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
 
 
 def translate(runs: Runs, offset: int) -> int:
-    """The new offset of the first record at or behind an old one; behind the last record its end. `runs` has some."""
+    """The new offset of the first record at or after an old offset; after the last record, the end. `runs` is not
+    empty."""
     place = int(np.searchsorted(runs.old + runs.counts, offset, side="right"))
     if place == len(runs.old):
         return int(runs.new[-1] + runs.counts[-1])
@@ -88,7 +90,7 @@ def offsets_files(output: str) -> list[str]:
 
 
 def write_runs(path: str, topic: str, partition: int, runs: Runs) -> None:
-    """Returns when the file is on disk; it is there as a whole or not at all."""
+    """Writes the file. Returns when it is on disk. The file exists as a whole or not at all."""
     sink = pa.BufferOutputStream()
     encodings = dict.fromkeys(_NUMBERS, "DELTA_BINARY_PACKED")
     pq.write_table(
@@ -104,12 +106,12 @@ def write_runs(path: str, topic: str, partition: int, runs: Runs) -> None:
 
 
 def read_runs(output: str, topic: str, partition: int) -> Runs:
-    """All runs of a partition that the replay has written down."""
+    """All recorded runs of a partition."""
     return dict(_partitions(output, topic, only=partition)).get(partition, _NO_RUNS)
 
 
 def offset_map(output: str) -> pa.Table:
-    """The new offsets: topic, partition, old_offset, new_offset, count; a row is a run of `count` records."""
+    """The new offsets: topic, partition, old_offset, new_offset, count. A row is a run of `count` records."""
     output = os.path.abspath(output)
     tables = [
         _table(topic, partition, runs)
@@ -133,7 +135,7 @@ def _partitions(output: str, topic: str, only: int | None = None) -> Iterator[tu
 
 
 def _names(directory: str) -> list[str]:
-    """None until the first file is finished."""
+    """The files of a directory; empty until the first file is finished."""
     disk = SystemFileSystem()
     return disk.list_directory(directory) if disk.is_directory(directory) else []
 

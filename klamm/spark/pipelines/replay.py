@@ -1,6 +1,6 @@
 """Writes an archive back into topics, with the same partitions, order, headers and timestamps, and new offsets.
 
-The output directory records the new offsets, and lets a new run finish a replay that died:
+The output directory has the new offsets, and lets another run finish a replay that died:
 
     plan.json                                      the plan, written before the first record
     offsets/<topic>/<partition>-<start>.parquet    for each file of the archive: runs of old offsets and the new ones
@@ -11,14 +11,14 @@ attempt that finds records where its file should begin compares them with the fi
 
 What must stay true:
 - No other program writes to the partitions meanwhile. A task that finds records of another program fails.
-- All attempts are one producer to the brokers: a plan has one producer id, and the sequence number of a record is its
-  place in its partition. So two attempts at the same time, or one that outlived its driver, write no record twice:
-  brokers refuse one of them (OUT_OF_ORDER_SEQUENCE_NUMBER). That holds as long as brokers know the producer: for
+- To the brokers all attempts are the same producer: a plan has one producer id, and the sequence number of a record is
+  its index in its partition. So two concurrent attempts, or one that outlived its driver, write no record twice:
+  brokers refuse one of them (OUT_OF_ORDER_SEQUENCE_NUMBER). This holds as long as brokers know the producer: for
   `producer.id.expiration.ms` after its last record in a partition. An attempt that begins later still writes nothing
-  twice, because it compares; only an older attempt that is still alive then could.
-- A file of offsets is there only when all in-sync replicas have the file's records, at those offsets.
+  twice, because it compares. Only an older attempt that is still alive then could write a record twice.
+- A file of offsets exists only when all in-sync replicas have the file's records, at those offsets.
 - With the topic's message.timestamp.type=LogAppendTime, brokers set their own timestamps.
-- No more records are in memory, to be written or compared, than one of Parquet's row groups has.
+- At most one row group of Parquet is in memory, to be written or compared.
 """
 
 import asyncio
@@ -79,12 +79,12 @@ logger = logging.getLogger(__name__)
 WRITTEN_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 # The compared columns; a broker may have changed the timestamps.
 COMPARED_COLUMNS = ("key", "value", "headers")
-# What a partition gets between two reports of progress, in bytes of files, or one larger file. Partitions wait for
-# each other then, so that those that are left share the rate.
+# The bytes of files that a partition gets between two reports of progress, or one larger file. After these, partitions
+# wait for each other, so that the remaining partitions share the rate.
 ROUND_BYTES = 256 * 1024 * 1024
 _ROWS_PER_BATCH = 10_000
-# How long an end must stay unchanged before it counts, because a task that died may have left requests in flight; and
-# the longest wait for that.
+# How long the end of a partition must stay unchanged before it counts, because a dead task may have left requests in
+# flight; and the longest wait for this.
 _QUIET_S = 1.0
 _SETTLE_TIMEOUT_S = 60.0
 _BACKOFF_S = 0.2
@@ -107,7 +107,7 @@ class Progress:
 class Replayed:
     """The result of a replay.
 
-    `groups` has the committed offsets, `{group: {topic: {partition: offset}}}`; `refused` the reason for each group
+    `groups` has the committed offsets, `{group: {topic: {partition: offset}}}`. `refused` has the reason for each group
     without a commit.
     """
 
@@ -120,7 +120,7 @@ class Replayed:
 class _Piece:
     """A file of the archive, whose records go to a partition of `topic`, from `new_offset` on.
 
-    `place` is the number of the archive's records before them in their partition.
+    `place` is the number of the archive's earlier records in the partition.
     """
 
     file: str
@@ -149,15 +149,15 @@ def replay(
     """Writes the records of an archive to topics. After a replay has died, the same call finishes it.
 
     - `directory`: a path, or the URL of a prefix in an object store, with its `storage_options` (`files_at`).
-    - `output`: a directory for the new offsets, which all executors see, as they see the archive.
-    - `options`: `kafka.*`, as of the sink.
-    - `topics`: archived topics, and the names to write them to; by default all, to their own names. A missing topic is
-      created with the archived configs and number of partitions, as far as the brokers can (`replay_topics.py`). Of
-      topics that were deleted and created again only the last one is written.
-    - `max_records_per_second`: for all partitions together; each partition with remaining files gets an equal share,
+    - `output`: a directory for the new offsets. All executors must see it and the archive.
+    - `options`: `kafka.*`, as for the sink.
+    - `topics`: archived topics, and the names of the topics to write; by default all, under their own names. A missing
+      topic is created with the archived configs and number of partitions, as far as the brokers can
+      (`replay_topics.py`). If a topic was deleted and created again, only the last one is written.
+    - `max_records_per_second`: for all partitions together. Each partition with remaining files gets an equal share,
       also if Spark has fewer cores than partitions.
     - `commit_groups`: translates and commits the groups' offsets of the archive's last snapshot.
-    - `on_warning`: is told what is not as it was archived, and what a user should mind.
+    - `on_warning`: called with each difference from the archived state, and with each problem that a user should know.
 
     Raises OptionError, ArchiveError, ReplayError, KafkaError, ClientError, and Spark's errors when a task fails.
     """
@@ -194,7 +194,7 @@ def replay(
 
 @contextmanager
 def _locked(output: str) -> Iterator[None]:
-    """Locks the output directory, which is made if absent. Raises ReplayError when another program has it."""
+    """Locks the output directory, which is created if missing. Raises ReplayError when another program has the lock."""
     disk = SystemFileSystem()
     disk.make_durable_directories(output)
     try:
@@ -208,7 +208,7 @@ def _locked(output: str) -> Iterator[None]:
 
 
 def _warn_of_rest(client: ClientOptions, output: str, on_warning: Warn) -> None:
-    """Warns when the brokers may have forgotten the producer since the last attempt wrote something down."""
+    """Warns when the brokers may have forgotten the producer since the last attempt's latest file."""
     disk = SystemFileSystem()
     files = [os.path.join(output, "plan.json"), *offsets_files(output)]
     idle_ms = SystemEnvironment().now_ms() - max(map(disk.modified_time_ms, files))
@@ -241,7 +241,7 @@ def _load_plan(output: str) -> dict[str, Any] | None:
 def _make_plan(
     options: ProducerOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None, on_warning: Warn
 ) -> dict[str, Any]:
-    """Creates missing topics, checks that all of them take the records, and stores the plan."""
+    """Creates missing topics, checks that all topics accept the records, and stores the plan."""
     archived = _newest(log.ranges)
     chosen = {name: name for name in archived} if topics is None else dict(topics)
     missing = [name for name in chosen if name not in archived]
@@ -287,7 +287,7 @@ def _span(files: Files, paths: Sequence[str]) -> Span | None:
             statistics = file.metadata.row_group(number).column(column).statistics
             first, last = statistics.min_raw, statistics.max_raw
             if first < 0:
-                # Records without a timestamp have no limits.
+                # Without a timestamp in the records, there are no statistics.
                 times = file.read_row_group(number, ["timestamp"])["timestamp"].cast(pa.int64())
                 first = pc.min(times.filter(pc.greater_equal(times, 0))).as_py()
             if first is not None:
@@ -327,7 +327,7 @@ def _pieces(log: CommitLog, plan: Mapping[str, Any], output: str) -> list[list[_
 
 
 def _rounds(pieces: Sequence[Sequence[_Piece]]) -> Iterator[list[list[_Piece]]]:
-    """The next files of each partition that has any left, about ROUND_BYTES of each, until there are none."""
+    """Rounds of files: in each round about ROUND_BYTES of every partition with remaining files."""
     left = [list(of_partition) for of_partition in pieces]
     while left := [of_partition for of_partition in left if of_partition]:
         part = []
@@ -353,7 +353,7 @@ def _replay_files(
     records_per_second: float | None,
     pieces: Sequence[_Piece],
 ) -> str:
-    """Writes the records of files that are not in the topic yet, and then, for each, the file of offsets."""
+    """Writes the records of files that are not in the topic yet. Then writes the file of offsets for each."""
     client = options.producer.client
     for piece in pieces:
         if os.path.exists(piece.offsets_file):
@@ -369,10 +369,10 @@ def _replay_files(
 
 
 def _batches(source: Any, skip: int, columns: Sequence[str] = WRITTEN_COLUMNS) -> Iterator[pa.RecordBatch]:
-    """The rows of a file behind the first ones."""
+    """The rows of a file after the first `skip` rows."""
     file = pq.ParquetFile(source)
     for group in range(file.num_row_groups):
-        # By default pyarrow makes a batch of the rows of many row groups, however large they are.
+        # By default a batch of pyarrow may have rows of many row groups, however large these are.
         for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=list(columns)):
             left = batch.slice(min(skip, batch.num_rows))
             skip -= batch.num_rows - left.num_rows
@@ -388,8 +388,8 @@ def _write_rows(
     source: Any,
     done: int,
 ) -> None:
-    """Writes the records of a file behind the first `done` ones."""
-    # Compiled code and its libraries.
+    """Writes the records of a file after the first `done` records."""
+    # This import loads compiled code and its libraries.
     from klamm.spark.write.writing import Continued, record_writer
 
     client = options.producer.client
@@ -417,7 +417,7 @@ def _write_rows(
 
 
 def _check_same(client: ClientOptions, piece: _Piece, source: Any, done: int) -> None:
-    """Raises ReplayError unless the partition has the first `done` records of the file where they should be."""
+    """Raises ReplayError unless the partition has the first `done` records of the file at their offsets."""
     what = f"{piece.topic}-{piece.partition} from offset {piece.new_offset} on"
     if not 0 <= done <= piece.rows:
         raise ReplayError(f"{what}: {done} records are there, of {piece.rows} that belong there")
@@ -446,7 +446,8 @@ def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
 
 
 async def _end(client: ClusterClient, *, piece: _Piece) -> int:
-    """The end of a partition when all in-sync replicas have it and, where the file was begun, it stays."""
+    """The end of a partition once all in-sync replicas have reached it. If the file was begun, the end must also have
+    settled."""
     began, quiet_since, last = await _now(client), 0.0, -1
     while True:
         end = await _log_end(client, piece.topic, piece.partition, DEBUGGING_REPLICA_ID)
@@ -472,7 +473,8 @@ async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: i
 async def _log_ends(
     client: ClusterClient, partitions: Sequence[TopicPartition], replica_id: int
 ) -> dict[TopicPartition, int]:
-    """The high watermarks for a consumer; for a debugging consumer the ends of the leaders' logs."""
+    """The high watermarks for the replica id of a consumer; the leaders' log end offsets for that of a debugging
+    consumer."""
     results = await list_offsets(
         client,
         dict.fromkeys(partitions, LATEST_TIMESTAMP),
@@ -496,13 +498,13 @@ async def _sleep_until(client: ClusterClient, *, time: float) -> None:
 def _commit_groups(
     client: ClientOptions, log: CommitLog, output: str, plan: Mapping[str, Any], on_warning: Warn
 ) -> tuple[dict[str, dict[str, dict[int, int]]], dict[str, str]]:
-    """The committed offsets of each group of the archive, or the reason why there are none."""
+    """Commits the offsets of the archive's groups. Returns the offsets by group, and the reasons for refused groups."""
     committed: dict[str, dict[str, dict[int, int]]] = {}
     refused: dict[str, str] = {}
     snapshot = log.snapshot or Snapshot()
     topics = dict(plan["topics"])
     for name, ranges in _newest(log.ranges[: plan["ranges"]]).items():
-        # The archive may have gone on since the plan was made.
+        # The archive may have grown since the plan was made.
         if name in topics and name in snapshot.topics and snapshot.topics[name].topic_id != ranges[0].topic_id:
             on_warning(f"the offsets of groups are not translated for topic {name}, which was created again since")
             del topics[name]
@@ -525,7 +527,7 @@ def _translated(
     begins: Mapping[str, Mapping[int, int]],
     committed: Mapping[str, Mapping[int, int]],
 ) -> dict[str, dict[int, int]]:
-    """A group's archived offsets as offsets of the replayed topics; without a record, where the first one would be."""
+    """A group's archived offsets as offsets of the replayed topics. Without replayed records, the partition's begin."""
     found: dict[str, dict[int, int]] = {}
     for name, target in topics.items():
         for number, offset in committed.get(name, {}).items():

@@ -1,11 +1,11 @@
-"""The topics that a replay writes to: made as far as the target's brokers can, and checked before the first record.
+"""The topics that a replay writes to: created as far as the target's brokers can, and checked before the first record.
 
-An archive may come from brokers that are older or newer, or more in number, than those that it is replayed to. A topic
-that is missing is created with its archived configs, without those that the brokers refuse. What would keep records
-from being written is then corrected in a topic that the replay has created, with a warning, and is an error for a topic
-that was there before: its configs belong to others.
+The target's brokers may be older, newer or fewer than those of the archive. A missing topic is created with its
+archived configs, without the configs that the brokers refuse. A config that would prevent writes is corrected, with a
+warning, in a topic that the replay has created. In a topic that existed before, it is an error: the config belongs to
+the topic's owner.
 
-What must stay true: a problem that is found here is told before a record is written.
+What must stay true: problems that are found here are reported before a record is written.
 
 Source: KIP-133 (configs), KIP-464 (the brokers' replication factor), KIP-937 (limits of timestamps), KIP-854 (the
 expiration of producer ids).
@@ -27,13 +27,13 @@ from klamm.spark.pipelines.commit_log import TopicSnapshot
 Warn = Callable[[str], object]
 
 UNLIMITED_MS = 2**63 - 1
-# The limits of timestamps: before 3.6 one in both directions, later one in each.
+# The limits of timestamps: before Kafka 3.6 one config for both directions, later one for each direction.
 _LIMITS = {
     "message.timestamp.difference.max.ms": (True, True),
     "message.timestamp.before.max.ms": (True, False),
     "message.timestamp.after.max.ms": (False, True),
 }
-# Brokers forget an idle producer after the first of these that they have.
+# Brokers forget an idle producer after the first of these configs that they have.
 _EXPIRATIONS = ("producer.id.expiration.ms", "transactional.id.expiration.ms")
 
 
@@ -59,7 +59,7 @@ class Problem:
 
 
 def problems(configs: Mapping[str, str | None], replicas: int, span: Span | None, now_ms: int) -> list[Problem]:
-    """What keeps records of these timestamps out of a topic with these effective configs."""
+    """The effective configs of a topic with which brokers would refuse records with these timestamps."""
     found = []
     minimum = _number(configs, "min.insync.replicas", 1)
     if minimum > replicas:
@@ -96,7 +96,7 @@ def retention_warning(configs: Mapping[str, str | None], span: Span | None, now_
 
 
 def expiration_warning(idle_ms: int, expiration: tuple[str, int] | None) -> str | None:
-    """A warning when the brokers may have forgotten the producer of a replay that has rested for so long."""
+    """A warning when the brokers may have forgotten the producer of a replay that was idle for `idle_ms`."""
     key, expiration_ms = expiration or (_EXPIRATIONS[0], 24 * 3_600_000)
     if idle_ms <= expiration_ms:
         return None
@@ -108,7 +108,7 @@ def expiration_warning(idle_ms: int, expiration: tuple[str, int] | None) -> str 
 
 
 def _number(configs: Mapping[str, str | None], key: str, default: int) -> int:
-    """A broker without the key, or one that hides its value, has no limit that is known here."""
+    """The value of a config; `default` if the broker does not have the config or hides its value."""
     try:
         return int(configs.get(key) or default)
     except ValueError:
@@ -126,10 +126,11 @@ async def prepare_topic(
     now_ms: int,
     warn: Warn,
 ) -> int:
-    """The number of partitions of the topic, which is created if it is missing, and takes records of this span.
+    """Creates the topic if it is missing, and ensures that it accepts records of this span. Returns its number of
+    partitions.
 
-    `span` is asked for only if the topic limits timestamps. Raises KafkaError, and OptionError when the configs of a
-    topic that was there before are in the way.
+    `span` is called only if the topic limits timestamps. Raises KafkaError, and OptionError when the configs of an
+    existing topic would refuse the records.
     """
     is_new = await _create(client, target, topic, warn)
     await client.refresh_metadata([target])
@@ -161,7 +162,7 @@ async def prepare_topic(
 
 
 async def expiration_of_producers(client: ClusterClient) -> tuple[str, int] | None:
-    """The config after which brokers forget an idle producer, and its value; None if they do not tell."""
+    """The config after which brokers forget an idle producer, and its value; None if the brokers do not report it."""
     metadata = await client.refresh_metadata(())
     for broker in sorted(metadata.brokers)[:1]:
         resource = ConfigResource(ConfigResourceType.BROKER, str(broker))
@@ -175,7 +176,7 @@ async def expiration_of_producers(client: ClusterClient) -> tuple[str, int] | No
 
 
 async def _create(client: ClusterClient, target: str, topic: TopicSnapshot, warn: Warn) -> bool:
-    """Whether the topic was missing; then it is there now. Raises KafkaError."""
+    """Creates the topic if it is missing. Returns whether it was missing. Raises KafkaError."""
     new = NewTopic(target, num_partitions=topic.partitions)
     refused = await _refusal(client, new)
     if refused is not None and refused.code is ErrorCode.TOPIC_ALREADY_EXISTS:
@@ -196,14 +197,15 @@ async def _create(client: ClusterClient, target: str, topic: TopicSnapshot, warn
 
 
 async def _accepted_configs(client: ClusterClient, new: NewTopic, warn: Warn) -> dict[str, str | None]:
-    """The new topic's configs that the brokers accept together: they do not say which ones they know."""
+    """The new topic's configs that the brokers accept together. Found by trial, because brokers do not say which
+    configs they know."""
     left, accepted = dict(new.configs), dict[str, str | None]()
     refused = await _refusal(client, new)
     if refused is None:
         return left
     reasons: dict[str, KafkaError] = {}
     is_done = False
-    # A config may need another one that comes later.
+    # A config may need another config that is tried later.
     while left and not is_done:
         is_done = True
         for key, value in list(left.items()):

@@ -1,10 +1,10 @@
-"""Replicas on Spark: their verification spread over executors, and every replica's batches as a DataFrame.
+"""Replicas on Spark: verifies replicas on executors, and gives every replica's batches as a DataFrame.
 
-Both fetch from each replica, as `klamm verify replicas` does. A task verifies a range of one partition's offsets on all
-of its replicas (`klamm.client.verification`), so no batch is shuffled; the driver puts the ranges together.
+Both fetch from each replica, like `klamm verify replicas`. A task verifies a range of one partition's offsets on all of
+its replicas (`klamm.client.verification`), so no batch is shuffled. The driver merges the results of the ranges.
 
 What must stay true:
-- The ranges of a partition are cut at offsets, not at batches: the batch across a cut is compared in both, and a
+- The ranges of a partition are cut at offsets, not at batches. A batch across a cut is compared in both ranges, and a
   difference in it counts once.
 - A task holds the windows of one partition, or of one replica.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_OFFSETS_PER_TASK = 1_000_000
-# The ranges between two reports of progress.
+# How many ranges are verified between two reports of progress.
 RANGES_AT_A_TIME = 64
 FETCH_BYTES = 4 * 1024 * 1024
 _PAUSE_S = 0.1
@@ -90,7 +90,7 @@ def verify(
     offsets_per_task: int = DEFAULT_OFFSETS_PER_TASK,
     on_progress: Callable[[int, int], object] = lambda offsets_done, offsets_total: None,
 ) -> list[PartitionCheck]:
-    """The checks of these partitions (`partitions_to_verify`), up to their present high watermarks."""
+    """Verifies these partitions (`partitions_to_verify`) up to their current high watermarks."""
     ranges = call(client, partial(_ranges, partitions=partitions, options=options, offsets_per_task=offsets_per_task))
     total, done = sum(map(_size, ranges)), 0
     on_progress(0, total)
@@ -112,7 +112,7 @@ def _size(each: Replicated) -> int:
 async def _ranges(
     client: ClusterClient, *, partitions: Sequence[Replicated], options: VerifyOptions, offsets_per_task: int
 ) -> list[Replicated]:
-    """Cuts the partitions. One whose leader tells no offsets is verified as a whole."""
+    """Cuts the partitions into ranges. A partition is verified as a whole if its leader returns no offsets."""
     starts = await start_offsets(client, partitions, options.time, options.patience_s)
     ends = await start_offsets(client, partitions, LATEST_TIMESTAMP, options.patience_s)
     ranges = []
@@ -127,7 +127,7 @@ async def _ranges(
 
 
 def _verify_range(client: ClientOptions, options: VerifyOptions, records: Replicated) -> str:
-    """The check of a range; runs on executors."""
+    """Verifies a range. Runs on executors."""
 
     async def run(client: ClusterClient) -> list[PartitionCheck]:
         await client.refresh_metadata([records.partition.topic])
@@ -141,10 +141,11 @@ def _verify_range(client: ClientOptions, options: VerifyOptions, records: Replic
 
 
 def replica_batches(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
-    """A row for each batch of each replica, with `BATCH_COLUMNS`: what is below the replica's high watermark.
+    """A row with `BATCH_COLUMNS` for each batch of each replica, up to the replica's high watermark.
 
-    `options` are those of a batch query that name topics, and `kafka.*`. `checksum` is the stored one, and `isCorrupt`
-    says that the batch's bytes have another. The replicas are those of now; of a broker that is away there are none.
+    `options` are those of a batch query that name topics, and `kafka.*`. `checksum` is the stored checksum; `isCorrupt`
+    says that the batch's bytes have another checksum. The replicas are the current ones, without replicas on brokers
+    that are down.
 
     Raises OptionError, KafkaError, ClientError; a query fails when a replica does not answer.
     """
@@ -176,7 +177,7 @@ async def _logs(client: ClusterClient, *, chosen: set[TopicPartition]) -> list[R
 
 
 def read_replica(client: ClientOptions, log: ReplicaLog) -> Iterator[pa.RecordBatch]:
-    """The batches of a replica, below its present high watermark; runs on executors."""
+    """The batches of a replica up to its current high watermark. Runs on executors."""
     for records, batches in read_batches(client, log):
         yield pa.RecordBatch.from_pylist([_row(log, records, batch) for batch in batches], schema=_BATCHES)
 
@@ -184,9 +185,9 @@ def read_replica(client: ClientOptions, log: ReplicaLog) -> Iterator[pa.RecordBa
 def read_batches(
     client: ClientOptions, log: ReplicaLog, start_offset: int = 0, end_offset: int | None = None
 ) -> Iterator[tuple[Buffer, list[Batch]]]:
-    """What a replica has, and its batches: those whose last offset is in a range, or below the present high watermark.
+    """The records and batches of a replica whose last offset is in a range, or below the current high watermark.
 
-    Raises KafkaError when the replica does not answer, or its log ends before `end_offset`; Broken.
+    Raises Broken, and KafkaError when the replica does not answer, or its log ends before `end_offset`.
     """
 
     async def begin(client: ClusterClient) -> tuple[ClusterClient, ReplicaFetcher]:
@@ -227,9 +228,9 @@ def _below(batches: Iterable[Batch], target: int) -> Iterator[Batch]:
 async def _window(
     _: ClusterClient, *, fetcher: ReplicaFetcher, partition: TopicPartition, offset: int, end_offset: int | None
 ) -> tuple[Window, int]:
-    """A window of the replica, and the offset that it was asked for. Raises KafkaError.
+    """A window of the replica, and the offset for which it was requested. Raises KafkaError.
 
-    Below `end_offset` it waits for the high watermark, which followers learn after their leader.
+    Waits for the high watermark to reach `end_offset`, because followers learn it after their leader.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + PATIENCE_S
@@ -267,5 +268,5 @@ def _row(log: ReplicaLog, records: Buffer, batch: Batch) -> dict[str, Any]:
 
 
 def _microseconds(timestamp_ms: int) -> int | None:
-    """None for a batch without a timestamp, and where the column has no room for it."""
+    """The timestamp in microseconds; None for a batch without a timestamp, and for one that the column cannot hold."""
     return 1000 * timestamp_ms if 0 <= timestamp_ms <= (2**63 - 1) // 1000 else None

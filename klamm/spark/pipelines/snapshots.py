@@ -1,6 +1,6 @@
-"""The part of an archive beside the records: the topics' configs and the groups' offsets.
+"""Takes the snapshots of an archive: the topics' configs and the groups' offsets.
 
-Source: KIP-133 (configs), KIP-211 and KIP-98 for what a group's offsets are.
+Source: KIP-133 (configs), KIP-211 and KIP-98 (offsets of groups).
 """
 
 from klamm.client.admin.configs import ConfigResource, describe_configs
@@ -17,11 +17,12 @@ from klamm.spark.pipelines.commit_log import Snapshot, TopicSnapshot
 from klamm.spark.read.planning import initial_position
 
 GroupOffsets = dict[str, dict[int, int]]
-"""What a group has committed: `{topic: {partition: offset}}`."""
+"""The committed offsets of a group: `{topic: {partition: offset}}`."""
 
 
 def take_snapshot(options: ReadOptions) -> Snapshot:
-    """The topics that are read and the groups of the whole cluster. Raises KafkaError and ClientError."""
+    """A snapshot of the topics that `options` select, and of all groups of the cluster. Raises KafkaError and
+    ClientError."""
     position = initial_position(options)
     names = sorted({partition.topic for partition in position.offsets})
 
@@ -52,7 +53,7 @@ async def _describe_configs(client: ClusterClient, names: list[str]) -> dict[str
 
 
 async def _group_offsets(client: ClusterClient, topics: list[str]) -> dict[str, GroupOffsets]:
-    """The committed offsets of each group that has any for these topics."""
+    """The committed offsets of each group with offsets for these topics."""
     groups = [listing.group for listing in await list_groups(client)]
     found: dict[str, GroupOffsets] = {}
     for group, committed in (await list_consumer_group_offsets(client, groups)).items():

@@ -115,7 +115,7 @@ def history(
     parts = plan(paths)
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Patterns are compiled where they are used.
+        # Compiled here, because workers use the pattern.
         selects = None if topic is None else names(topic, partitions)
         wanted = Wanted(selects, (topic or "").encode(), start, end)
         for batch in batches:
@@ -171,7 +171,7 @@ def _row(entry: bytes) -> dict[str, Any]:
 
 
 def _moment(text: str) -> datetime | None:
-    """None for digits that are no time."""
+    """The time of a text; None for digits that are not a time."""
     try:
         return datetime.strptime(text, "%Y-%m-%d %H:%M:%S,%f")
     except ValueError:

@@ -1,12 +1,12 @@
-"""An example to copy: sales as JSON come in, each product's total of each minute goes out, as JSON.
+"""An example to copy: reads sales as JSON, and writes each product's total of each minute as JSON.
 
 In:   {"product": "tea", "amount": 2.5, "time": "2024-05-01T10:00:07Z"}
 Out:  key tea@2024-05-01T10:00:00Z
       value {"product":"tea","begin":"2024-05-01T10:00:00.000Z","total":2.5,"sales":1}
 
 A total is written once, as soon as a sale is younger by more than `late`. Later sales of that minute are ignored, and
-so are records that are not such JSON. Run again with the same checkpoint, the query continues where it ended; a run
-that dies may write the totals of its last micro-batch twice.
+so are records with other JSON. With the same checkpoint, another run continues where the last run ended. After a run
+that died, the totals of its last micro-batch may be written twice.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def transform(
     window: str = "1 minute",
     late: str = "10 minutes",
 ) -> "StreamingQuery":
-    """Starts a query that reads the present records of `source`, writes their totals to `target`, and ends.
+    """Starts a query that reads the current records of `source`, writes their totals to `target`, and ends.
 
     `options` are `kafka.*` of the reader and the writer. For a query that does not end, leave the trigger out.
     """

@@ -1,1 +1,1 @@
-"""Topics become Arrow batches: which offsets, the fetches, the decoding; batch and streaming queries."""
+"""Reads topics as Arrow batches: plans offsets, fetches and decodes, for batch and streaming queries."""

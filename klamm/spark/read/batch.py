@@ -4,9 +4,9 @@ small ones (`task_reader.py`).
 What must stay true:
 - Planning imports neither pyarrow nor numba.
 - A reader is picklable, and `read` changes nothing in it: Spark may run a partition twice.
-- A worker process, which PySpark uses for many tasks, is ready for the next one soon after a task has ended.
-- `KlammReader` takes no filters (it has no `pushFilters`): PySpark 4.3 keeps the plan of the last condition for all
-  uses of a frame, so a frame that is used again would lack rows.
+- PySpark uses a worker process for many tasks. The process is ready for the next task soon after a task has ended.
+- `KlammReader` takes no filters (it has no `pushFilters`). PySpark 4.3 would keep the plan of the last condition for
+  all uses of a frame, so a frame that is used again would lack rows.
 """
 
 import gc
@@ -44,7 +44,7 @@ class KlammReader(DataSourceReader):
 
 
 def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-    """The rows of a task in a worker, exactly as Spark wants them. For an empty plan PySpark passes a partition
+    """The rows of a task in a worker, in the form that Spark expects. For an empty plan PySpark passes a partition
     without a value, or None (4.0, 4.1)."""
     if partition is None or partition.value is None:
         return
@@ -67,9 +67,9 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
 
 @cache
 def _spare_loaded_modules() -> None:
-    """Takes what exists after a process's first range out of garbage collections.
+    """Excludes objects that exist after a process's first range from garbage collections.
 
-    PySpark's worker collects all garbage after each task, before it takes the next one. To look at every object of
-    pyarrow's, numba's and PySpark's modules each time takes longer than to read a small range.
+    PySpark's worker collects all garbage after each task, before it takes the next task. A walk over every object of
+    pyarrow, numba and PySpark takes longer than reading a small range.
     """
     gc.freeze()

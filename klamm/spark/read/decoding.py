@@ -8,7 +8,7 @@ What must stay true:
   process. No batch is returned or skipped before its checksum has been compared.
 - The decoded records equal those of `klamm.protocol.record.records.decode_records` for the same batch.
 - A column that is not requested is not built.
-- numba is imported when the first bytes are there, never by importing this module.
+- numba is imported when the first bytes have arrived, never by importing this module.
 
 Source: org.apache.kafka.clients.consumer.internals.Fetcher.CompletedFetch.
 """
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     Table = NDArray[np.int64]
 
 _CODEC_MASK, _LOG_APPEND_TIME_FLAG, _TRANSACTIONAL_FLAG, _CONTROL_FLAG = 0x07, 0x08, 0x10, 0x20
-# The size of a row beside its key, value and headers, with all columns and without the topic's name.
+# The size of a row with all columns, without its key, value, headers and topic.
 _FIXED_ROW_BYTES = 44
-# Batches of this size are decompressed together, unless one is larger: what a processor keeps near.
+# Batches are decompressed together up to this size, which fits into a processor's cache. A single batch may be larger.
 SCRATCH_BYTES = 2 * 1024 * 1024
 
 
@@ -48,15 +48,15 @@ class Batches(NamedTuple):
 
     @property
     def next_offset(self) -> int | None:
-        """The offset after the last batch, None when there is no batch."""
+        """The offset after the last batch; None without a batch."""
         return int(self.table[-1, _kernels().LAST_OFFSET]) + 1 if len(self.table) else None
 
 
 class Decoder:
     """Makes record batches with `columns` of the records fetched from one partition.
 
-    `max_batch_bytes`: a record batch is no larger, unless it has one record only. What is decompressed takes little
-    memory beside it, unless one of the brokers' batches is large.
+    `max_batch_bytes`: the largest size of a record batch with more than one record. Decompressed data takes little
+    further memory, unless one of the brokers' batches is large.
     """
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str], max_batch_bytes: int) -> None:
@@ -66,16 +66,16 @@ class Decoder:
         self._max_batch_bytes = max_batch_bytes
         # Scratch memory for decompression, reused because fresh memory costs as much as filling it.
         self._scratch = np.empty(0, np.uint8)
-        # The ratio of the batch before.
+        # The compression ratio of the previous batch.
         self._compression_ratio = 1.0
         self._constants: dict[str, pa.Array] = {}
 
     def prepare(self) -> None:
-        """Loads the compiled loops, which takes a second at the first time in a process; after that, no time."""
+        """Loads the compiled loops. This takes a second the first time in a process, and no time later."""
         _kernels()
 
     def scan(self, records: Buffer) -> Batches:
-        """The batches in what a leader returned to a fetch, which may end within a batch.
+        """The batches in the records of a fetch, which may end within a batch.
 
         Raises KafkaError: CORRUPT_MESSAGE, UNSUPPORTED_FOR_MESSAGE_FORMAT for message formats before v2.
         """
@@ -98,11 +98,11 @@ class Decoder:
 
         `aborted` has (producer id, first offset) of the transactions that the leader said were aborted.
         Raises KafkaError: CORRUPT_MESSAGE, UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE (as `decode_records`), and
-        INVALID_TIMESTAMP when the column is asked for and a timestamp does not fit into it.
+        INVALID_TIMESTAMP when the column is requested and a timestamp does not fit into it.
         """
         kernels = _kernels()
         table = batches.table[batches.table[:, kernels.BASE_OFFSET] < end_offset]
-        # Checksums come first: the fields that decide which batches are skipped are covered by them.
+        # Checksums come first, because they cover the fields that decide which batches are skipped.
         self._check(batches.records, table)
         wanted = table[
             (table[:, kernels.LAST_OFFSET] >= start_offset)
@@ -154,7 +154,8 @@ class Decoder:
         return marker is not None and marker.type is ControlRecordType.ABORT
 
     def _uncompressed(self, records: memoryview, table: "Table") -> "Iterator[tuple[NDArray[np.uint8], Table]]":
-        """(bytes, where in them the records of each batch are), as much at a time as should be in memory."""
+        """Yields (bytes, the table of where the records of each batch are in them), as much at a time as should be in
+        memory."""
         kernels = _kernels()
         bodies = np.empty((len(table), kernels.BODY_FIELDS), np.int64)
         bodies[:, kernels.BODY_START] = table[:, kernels.POSITION] + kernels.HEADER_SIZE_BYTES
@@ -176,7 +177,7 @@ class Decoder:
             body = bodies[number]
             offset = int(body[kernels.FIRST_OFFSET])
             compressed = records[body[kernels.BODY_START] : body[kernels.BODY_END]]
-            # Batches are alike, and a failed attempt costs as much as a successful one.
+            # Estimated by the previous batch, because a failed attempt costs as much as a successful one.
             fits = filled_bytes + self._compression_ratio * len(compressed) <= SCRATCH_BYTES
             while True:
                 if filled_bytes and not fits:
@@ -196,7 +197,8 @@ class Decoder:
         yield self._scratch[:filled_bytes], bodies[first:]
 
     def _make_room(self) -> None:
-        """Larger scratch memory. Raises KafkaError(MESSAGE_TOO_LARGE) when it is as large as a batch may become."""
+        """Enlarges the scratch memory. Raises KafkaError(MESSAGE_TOO_LARGE) when it already has the allowed size of a
+        batch."""
         most_bytes = MAX_DECOMPRESSED_BYTES
         if len(self._scratch) == most_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the records decompress to more than {most_bytes} bytes")
@@ -270,9 +272,9 @@ class Decoder:
             start = end
 
     def _constant(self, name: str, rows: int) -> pa.Array:
-        """The column topic or partition; made once and shared by all record batches.
+        """The column topic or partition, made once and shared by all record batches.
 
-        `pyarrow.repeat` would do, but a value from Python makes it import pandas.
+        Does not use `pyarrow.repeat`, which imports pandas for a value from Python.
         """
         array = self._constants.get(name)
         if array is None or len(array) < rows:
@@ -289,7 +291,7 @@ class Decoder:
     # -- errors ---------------------------------------------------------------------------------------------------
 
     def _at(self, offset: int, function: Any, *arguments: Any) -> Any:
-        """Calls the function; its KafkaErrors get the partition and the offset."""
+        """Calls the function, and adds the partition and the offset to its KafkaErrors."""
         try:
             return function(*arguments)
         except KafkaError as error:
@@ -328,7 +330,7 @@ class Decoder:
 
 
 class _BinaryColumn:
-    """Room for a binary column of at most `rows` rows and `size_bytes` bytes; none where it is not wanted."""
+    """Memory for a binary column of at most `rows` rows and `size_bytes` bytes; empty if the column is not wanted."""
 
     def __init__(self, rows: int, size_bytes: int, *, wanted: bool = True) -> None:
         self.ends = np.empty(rows + 1 if wanted else 0, np.int32)
@@ -345,16 +347,16 @@ class _BinaryColumn:
 
 @cache
 def _memory_pool() -> pa.MemoryPool:
-    """An allocator that keeps its pages from one fetch to the next, where Arrow has one.
+    """An allocator that keeps its pages from one fetch to the next, if Arrow has one.
 
-    Others give them back to the system within milliseconds, and fresh pages cost as much as filling them.
+    Other allocators return pages to the system within milliseconds, and fresh pages cost as much as filling them.
     """
     keeps_pages = "jemalloc" in pa.supported_memory_backends()
     return pa.jemalloc_memory_pool() if keeps_pages else pa.default_memory_pool()
 
 
 def _bitmap(rows: int) -> "NDArray[np.uint8]":
-    """Ones: nothing is null yet."""
+    """A validity bitmap of ones: no row is null yet."""
     return np.full((rows + 7) // 8, 0xFF, np.uint8)
 
 
@@ -391,7 +393,8 @@ def _headers(
 
 
 def _utf8(keys: pa.Array) -> pa.Array:
-    """Header keys as text. Bytes that are not UTF-8 are replaced, as Java does, so that such a key stops no query."""
+    """Header keys as text. As in Java, bytes that are not UTF-8 are replaced, so that such a key does not stop a
+    query."""
     texts = keys.view(pa.string())
     try:
         texts.validate(full=True)
@@ -401,7 +404,7 @@ def _utf8(keys: pa.Array) -> pa.Array:
 
 
 def _variable_ends(columns: Mapping[str, pa.Array], rows: int) -> "NDArray[np.int64]":
-    """For each row, how many bytes of keys, values and headers it and the rows before it have."""
+    """For each row, the number of bytes of keys, values and headers up to the end of the row."""
     total = np.zeros(rows, np.int64)
     for name in ("key", "value"):
         if name in columns:
@@ -414,7 +417,7 @@ def _variable_ends(columns: Mapping[str, pa.Array], rows: int) -> "NDArray[np.in
 
 
 def _ends(array: pa.Array) -> "NDArray[np.int32]":
-    """Arrow's offsets of a binary or list array that is no slice."""
+    """Arrow's offsets of a binary or list array that is not a slice."""
     return np.frombuffer(array.buffers()[1], np.int32)[: len(array) + 1]
 
 

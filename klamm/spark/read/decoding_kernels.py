@@ -4,9 +4,9 @@ Importing this module imports numba and compiles the loops, or loads them from n
 where records are about to be read and nowhere else. `decoding.py` is its only user.
 
 What must stay true:
-- Compiled code checks no index. So the loops check that each byte lies within its array before they read or write it:
-  every number from a record is compared with the end of its batch, and rows and column bytes never exceed the room
-  that `decoding.py` made (the record counts of the batches, and the bytes of their records).
+- Compiled code does not check indexes. So the loops check that each byte is within its array before they read or write
+  it. Every number from a record is compared with the end of its batch. Rows and column bytes never exceed the memory
+  that `decoding.py` allocated (for the record counts of the batches, and the bytes of their records).
 - A loop raises no error. It returns a status and a position, and `klamm.protocol.record.record_batch` makes the error's
   text.
 
@@ -26,8 +26,8 @@ from klamm.protocol.compiled_fields import big_endian
 POSITION, SIZE, CRC, ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID = range(9)
 RECORD_COUNT, LEADER_EPOCH = 9, 10
 BATCH_FIELDS = 11
-# The table of uncompressed records that `decode` reads: the place of each batch's records, and their common values.
-# A timestamp that is common to them (LogAppendTime) is in COMMON_TIMESTAMP.
+# The table of uncompressed records that `decode` reads: the position of each batch's records, and their common values.
+# With LogAppendTime, COMMON_TIMESTAMP is the timestamp of all records.
 BODY_START, BODY_END, FIRST_OFFSET, FIRST_TIMESTAMP, COMMON_TIMESTAMP, TIMESTAMP_TYPE, COUNT, EPOCH = range(8)
 BODY_FIELDS = 8
 
@@ -49,7 +49,7 @@ _number = types.int64
 
 @inlined
 def _varint(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[Any, int]:
-    """(number, position after it); the position is -1 where there is no number, or was none before."""
+    """(number, position after it). The position is -1 if there is no number, or if `position` is -1 already."""
     if position < 0:
         return 0, -1
     value, shift, end = np.uint64(0), np.uint64(0), min(end, position + max_size_bytes)
@@ -65,7 +65,7 @@ def _varint(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[An
 
 @inlined
 def _field(data: Any, position: int, end: int) -> tuple[int, int]:
-    """(length of the bytes that follow, -1 for null; position where they begin, -1 where they do not fit)."""
+    """(length of the field, -1 for null; position of its bytes, -1 if they do not fit)."""
     length, position = _varint(data, position, end, 5)
     if position < 0 or length < -1 or length > end - position:
         return 0, -1
@@ -76,7 +76,7 @@ def _field(data: Any, position: int, end: int) -> tuple[int, int]:
 def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
     """Fills the table with the headers of the whole batches in `data`.
 
-    Returns (status, number of batches, position after the last). A batch that extends behind the end is left out.
+    Returns (status, number of batches, position after the last). A batch that extends beyond the end is left out.
     """
     position, count = 0, 0
     while size_bytes - position >= _LOG_OVERHEAD_BYTES and count < len(batches):
@@ -104,7 +104,8 @@ def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
 
 @inlined
 def _skip_headers(data: Any, position: int, end: int, count: int) -> tuple[int, int, int]:
-    """(position after a record's headers, bytes of their keys, bytes of their values); position -1 for no headers."""
+    """(position after a record's headers, bytes of their keys, bytes of their values). The position is -1 for invalid
+    headers."""
     key_bytes, value_bytes = 0, 0
     for _ in range(count):
         length, position = _field(data, position, end)
@@ -145,11 +146,11 @@ def decode(
     header_positions: Any,
     header_counts: Any,
 ) -> tuple[int, int, int, int, int, int, int, int, int, int]:
-    """Writes the records whose offsets are in the range into columns; an empty array is a column not wanted.
+    """Writes the records whose offsets are in the range into columns. An empty array means that a column is not wanted.
 
-    `data` holds the records of each batch where `bodies` says. `..._ends` are Arrow's offsets of binary columns (with
-    one more than rows, the first being 0), `..._validity` bitmaps of ones in which nulls are cleared.
-    Returns (status, number of the batch or offset of the record that is wrong, rows, bytes of keys, bytes of values,
+    `bodies` has the positions of each batch's records in `data`. `..._ends` are Arrow's offsets of binary columns (one
+    more than rows; the first is 0). `..._validity` are bitmaps of ones, in which nulls are cleared.
+    Returns (status, number of the wrong batch or offset of the wrong record, rows, bytes of keys, bytes of values,
     null keys, null values, headers, bytes of headers' keys, bytes of headers' values).
     """
     wants_key, wants_value, wants_headers = len(key_ends) > 0, len(value_ends) > 0, len(header_counts) > 0

@@ -3,15 +3,15 @@
 The next fetch runs while the caller decodes and uses the records of the previous one.
 
 What must stay true:
-- Every record of the range that the partition still has is returned once, in the order of the offsets. Offsets that
-  have no record (compaction, control records, aborted transactions) are skipped in silence; records that were
-  removed, or that belong to another topic of the same name, never are.
+- Every record of the range that the partition still has is returned once, in the order of the offsets. Offsets without
+  a record (compaction, control records, aborted transactions) are skipped silently. Records that were removed, or that
+  belong to another topic of the same name, are never skipped silently.
 - A record counts as removed when a leader in the newest metadata reports a log that begins after its offset. A broker
   with old metadata may report an offset after its log's end, an unknown topic or another topic id; the reader accepts
   such an answer only if all answers agree for `GRACE_MS`, and a log that ends within the range only after
   `poll_timeout_ms`.
-- A follower, from which a client with a rack reads (KIP-392), only returns records; what has become of others, the
-  leader says.
+- A follower, from which a client with a rack reads (KIP-392), only supplies records. For missing records the reader
+  asks the leader.
 - At most two fetches are in memory, beside the record batches that the caller holds.
 
 Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-516.
@@ -46,11 +46,11 @@ from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 logger = logging.getLogger(__name__)
 
-# How long a broker's metadata may be old: the time it takes to learn of a deletion or of a new leader.
+# How long a broker's metadata may be out of date: the time until it learns of a deletion or of a new leader.
 GRACE_MS = 10_000
 # The size of a range's first fetch; later fetches have the estimated size of the remaining range.
 FIRST_FETCH_BYTES = 1024 * 1024
-# Well below the largest response that the client takes, which a batch larger than this may still need.
+# Well below the largest response that the client accepts, because a single batch may be larger than this.
 LARGEST_FETCH_BYTES = 64 * 1024 * 1024
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
@@ -78,28 +78,28 @@ def read_range(
 ) -> Generator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
 
-    With `checks_end=False` the caller calls `check_topics` after the last record of all its ranges. That is for readers
-    with `fail_on_data_loss` only. Ranges that are read one after another may share `doubts`.
+    With `checks_end=False` the caller calls `check_topics` after the last record of all its ranges. This is only for
+    readers with `fail_on_data_loss`. Ranges that are read one after another may share `doubts`.
 
-    Without `fail_on_data_loss`, `on_loss` gets each loss before the records behind it are returned, and no record of a
-    topic is returned that has replaced this one. Whether that happened behind the last record is uncertain: the whole
-    range counts as lost then.
+    Without `fail_on_data_loss`, `on_loss` gets each loss before the records after it are returned, and no record of a
+    topic that has replaced this one is returned. If the topic was replaced at the end of the range, it is not known
+    which records belong to which topic, and the whole range counts as lost.
 
-    Raises DataLoss when records of the range were removed, or the topic was deleted (and perhaps created again); and
-    KafkaError or ClientError when the cluster does not give them within `poll_timeout_ms`, or they are corrupt.
+    Raises DataLoss when records of the range were removed, or the topic was deleted (and perhaps created again). Raises
+    KafkaError or ClientError when the cluster does not return records within `poll_timeout_ms`, or they are corrupt.
     """
     decoder = Decoder(records.topic, records.partition, columns, options.max_batch_bytes)
     fetcher = RangeFetcher(options, records, checks_end=checks_end, doubts=doubts)
     offset, most_bytes = records.start_offset, min(options.fetch_max_bytes, LARGEST_FETCH_BYTES)
     under_way = start(options.client, fetcher.fetch(offset, min(FIRST_FETCH_BYTES, most_bytes)))
     try:
-        # The loops take longer to load, or even to compile, than a fetch.
+        # Loading or even compiling the loops takes longer than a fetch.
         decoder.prepare()
         while True:
             fetched, losses = under_way.result()
             for loss in losses:
                 on_loss(loss)
-                # The batch at that offset may begin with removed records.
+                # The batch at the loss's end may begin with removed records.
                 offset = loss.end_offset
             if fetched is None:
                 return
@@ -120,9 +120,9 @@ def read_range(
 
 
 async def check_topics(client: ClusterClient, options: FetchOptions, ranges: Sequence[PartitionRange]) -> None:
-    """Raises DataLoss unless the topics of ranges that were read are still those that were planned, or were deleted.
+    """Raises DataLoss if a topic of ranges that were read is no longer the planned one. It may have been deleted.
 
-    One request asks for all topics; only a doubt is looked into topic by topic.
+    One request asks for all topics. Only topics in doubt are checked one by one.
     """
     fetchers = {records.topic: RangeFetcher(options, records) for records in ranges}
     try:
@@ -135,13 +135,14 @@ async def check_topics(client: ClusterClient, options: FetchOptions, ranges: Seq
 
 
 class Doubts:
-    """Since when brokers have said that a topic is gone or was replaced: its many ranges wait for `GRACE_MS` once."""
+    """Since when brokers have reported that a topic is gone or was replaced. All ranges of the topic wait for
+    `GRACE_MS` together."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[float, float]] = {}
 
     def tell(self, topic: str, now: float) -> float:
-        """Notes the doubt, and returns when it began. A doubt that was not repeated for a while begins anew."""
+        """Notes the doubt, and returns when it began. A doubt that was not repeated for a while begins again."""
         since, last = self._told.get(topic, (now, now))
         since = since if now - last < GRACE_MS / 1000 else now
         self._told[topic] = since, now
@@ -152,7 +153,7 @@ class Doubts:
 
 
 class Passing(Exception):
-    """An error that may be transient; after `timeout_ms` (None means the whole time limit), `error` is final."""
+    """An error that may be transient. After `timeout_ms` (None means the whole time limit), `error` is final."""
 
     def __init__(self, error: Exception, timeout_ms: int | None = None, *, of_topic: bool = False) -> None:
         super().__init__(str(error))
@@ -162,14 +163,14 @@ class Passing(Exception):
 
 
 class _Fetched(NamedTuple):
-    """The leader's records, None at the end of the range; and the losses found before them."""
+    """The leader's records (None at the end of the range), and the losses found before them."""
 
     answer: PartitionData | None
     losses: Sequence[Loss]
 
 
 class RangeFetcher:
-    """The fetches of one range; they run on the network's loop, one at a time."""
+    """The fetches of one range. They run on the network's loop, one at a time."""
 
     def __init__(
         self, options: FetchOptions, records: PartitionRange, *, checks_end: bool = True, doubts: Doubts | None = None
@@ -179,7 +180,7 @@ class RangeFetcher:
         self._partition = records.partition
         self._name = TopicPartition(records.topic, records.partition)
         self._checks_end = checks_end
-        # How leaders were asked so far.
+        # Whether leaders were asked by topic id, and by topic name.
         self._by_id = self._by_name = False
         self._doubts = doubts or Doubts()
 
@@ -190,9 +191,9 @@ class RangeFetcher:
         """The leader's records from `offset` on.
 
         The metadata is read at the end of the range, to notice another topic of the same name. It is also read after
-        every fetch where an error at the end would not take back the records returned before. Neither is necessary
-        where leaders know the topic's id. At the start of the range the metadata that this process has will do if the
-        topic in it is the planned one: the end of the range tells whether it was too old.
+        every fetch if an error at the end would not take back the records returned before. Neither is necessary if
+        leaders know the topic's id. At the start of the range this process's metadata is enough if it has the planned
+        topic: the check at the end of the range finds out whether the metadata was too old.
         """
         return lambda client: self._fetch(client, offset, max_bytes)
 
@@ -202,11 +203,11 @@ class RangeFetcher:
 
     @property
     def _is_doubtful(self) -> bool:
-        """Whether records may be of another topic of the name: not if leaders were asked for the topic's id."""
+        """Whether records may belong to another topic of the same name: not if leaders were asked by topic id."""
         return self._by_name or not self._by_id
 
     def is_planned(self, client: ClusterClient, *, at_end: bool = False) -> bool:
-        """Whether the topic in the client's metadata is the planned one; `at_end` it may have been deleted."""
+        """Whether the topic in the client's metadata is the planned one. With `at_end` it may have been deleted."""
         try:
             self._check_topic(client, at_end=at_end)
         except (Passing, KafkaError):
@@ -224,7 +225,8 @@ class RangeFetcher:
         loop = asyncio.get_running_loop()
         losses: list[Loss] = []
         began, backoff_s = loop.time(), MIN_BACKOFF_S
-        # Since when brokers have reported only losses: brokers that were gone before know nothing about them.
+        # Since when brokers have reported only losses. Any other error resets it: a broker that was unreachable may not
+        # know the partition yet.
         doubted: float | None = None
         refresh, again = offset == self._range.start_offset and self.leader(client) is None, False
         while True:
@@ -246,7 +248,7 @@ class RangeFetcher:
                     return _Fetched(found, losses)
                 if isinstance(found, Loss):
                     losses.append(self._accepted(found))
-                # The offsets up to there have no records, or no longer have them.
+                # The offsets before this one have no records, or no longer have them.
                 offset = found.end_offset if isinstance(found, Loss) else found
                 refresh = False
                 continue
@@ -262,7 +264,7 @@ class RangeFetcher:
             if now - (began if doubted is None else doubted) >= timeout_ms / 1000:
                 if not isinstance(error, DataLoss):
                     raise error
-                # At the end of the range it is not known which of its records were another topic's.
+                # At the end of the range it is not known which records belonged to another topic.
                 first = offset if offset < self._range.end_offset else self._range.start_offset
                 losses.append(self._accepted(Loss(first, self._range.end_offset, str(error))))
                 return _Fetched(None, losses)
@@ -306,14 +308,14 @@ class RangeFetcher:
             connection, state, offset, max_bytes, rack_id=client.read_replicas.rack, max_version=source.max_version
         )
         if answer is None:
-            # A response without the partition is that of a broker that throttles us.
+            # A broker that throttles this client leaves the partition out of the response.
             raise self._error(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "the leader answers without records")
         if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             if not is_fresh:
                 raise Passing(self._out_of_range_error(offset))
             return await self._out_of_range(connection, state, offset)
         if answer.error_code in NOT_OF_THIS_ID:
-            # The metadata tells what has become of the topic.
+            # The metadata shows whether the topic was deleted or replaced.
             raise Passing(
                 KafkaError(ErrorCode(answer.error_code), f"{self}: broker {state.leader} knows no such topic")
             )
@@ -326,7 +328,7 @@ class RangeFetcher:
             return offset
         readable = answer.last_stable_offset if self._options.read_committed else answer.high_watermark
         if readable >= self._range.end_offset:
-            # A leader returns at least one batch where there is one, so compaction has left none.
+            # A leader returns at least one batch if there is one. So compaction has removed all.
             return self._range.end_offset
         # A new leader that does not know its high watermark yet refuses to report the end.
         end = await self._log_offset(connection, state, LATEST_TIMESTAMP)
@@ -343,7 +345,8 @@ class RangeFetcher:
     async def _from_follower(
         self, client: ClusterClient, state: PartitionMetadata, source: Source, offset: int, max_bytes: int
     ) -> PartitionData | None:
-        """The records of a follower. Anything else that it says is the leader's to say: the follower is left."""
+        """The records of a follower; None for any other answer. Then the reader leaves the follower and asks the
+        leader."""
         try:
             connection = await client.connection_to(source.broker)
             answer = await self._ask(connection, state, offset, max_bytes)

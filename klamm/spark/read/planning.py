@@ -5,10 +5,10 @@ Planning runs on the driver. It asks the brokers for topics and offsets, and rea
 What must stay true:
 - The ranges of a plan do not overlap, and together hold every offset from where reading begins to where it ends.
 - A plan depends only on its arguments and on the brokers' answers, in sorted order: Spark compares positions as text.
-- Removed records are reported (`DataLoss`, or a warning with failOnDataLoss=false), never skipped in silence. So
-  is a range that would begin behind its end: no plan leaves one out without saying so.
-- The begin of a micro-batch comes from the checkpoint. An initial position that was read later never counts for a
-  batch that was planned before.
+- Removed records are reported (`DataLoss`, or a warning with failOnDataLoss=false), and never skipped silently. A range
+  that would begin after its end is reported as well.
+- The begin of a micro-batch comes from the checkpoint. A batch never begins at an initial position that was read after
+  the batch was planned.
 
 Source: org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin, KafkaMicroBatchStream, KafkaOffsetRangeCalculator.
 """
@@ -47,14 +47,14 @@ Offsets = dict[TopicPartition, int]
 # counts as missing only after this time.
 MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
-# Small ranges share tasks when there are more than this many. PySpark does not tell a Python data source how many cores
-# the cluster has.
+# Small ranges share tasks when a plan has more ranges than this. PySpark does not tell a Python data source how many
+# cores the cluster has.
 MIN_TASKS = 32
-# The offsets of a task of small ranges: a task of its own costs as much time as reading some ten thousand records.
+# The offsets of a task of small ranges. A separate task costs as much time as reading some ten thousand records.
 TASK_OFFSETS = 100_000
 
-# The position of a missing topic is kept as long as Kafka keeps the offsets of a group without members; of the topics
-# that went missing last, so that positions stay small.
+# The position of a missing topic is kept as long as Kafka keeps the offsets of a group without members. Only the topics
+# that went missing last are kept, so that positions stay small.
 MISSING_KEPT_MS = 7 * 24 * 3600 * 1000
 MISSING_KEPT_PARTITIONS = 20_000
 
@@ -66,7 +66,7 @@ _MISSING = "$missing"
 
 @dataclass(frozen=True, slots=True)
 class MissingTopic:
-    """The next offsets of partitions that the brokers no longer report, by number; and since when.
+    """The next offsets of partitions that the brokers no longer report, by number, and since when they are missing.
 
     If the topic comes back with its id, as after a long outage, reading continues at these offsets.
     """
@@ -82,11 +82,11 @@ class Position:
 
     `topic_ids` are the topics' ids, if the brokers have them. `begin` is the begin of the micro-batch that ends here,
     for partitions that the previous position lacks: new ones, and all partitions of a query's first batch. Spark stores
-    the end of a batch before it runs and, after a restart, asks again for the begin of the first batch; `begin` makes
-    that the same batch. An initial position is the end of an empty batch.
+    the end of a batch before the batch runs. After a restart it asks again for the begin of the first batch; with
+    `begin` this is the same batch. An initial position is the end of an empty batch.
 
-    Its JSON is that of Spark's Kafka connector, `{"topic": {"0": 23}}`, with the other fields under names that no topic
-    can have. So a checkpoint of that connector can be read, too.
+    The JSON is that of Spark's Kafka connector, `{"topic": {"0": 23}}`, with the other fields under names that no topic
+    can have. So checkpoints of that connector can be read, too.
     """
 
     offsets: Offsets
@@ -165,9 +165,9 @@ def plan_batch(options: ReadOptions) -> list[PartitionRange]:
 
 
 async def _check_beginnings(client: ClusterClient, options: ReadOptions, starting: Offsets, ending: Offsets) -> None:
-    """Reports partitions that begin behind their end, with the reason.
+    """Reports partitions that begin after their end, with the reason.
 
-    Only one reason is harmless: the partition is read up to its present end, its log is long enough, and read_committed
+    Only one reason is harmless: the partition is read up to its current end, its log is long enough, and read_committed
     waits for a transaction.
     """
     late = [partition for partition in sorted(ending) if starting[partition] > ending[partition]]
@@ -207,10 +207,10 @@ def initial_position(options: ReadOptions) -> Position:
 
 
 def latest_position(options: ReadOptions, start: Position) -> Position:
-    """The present end of every partition.
+    """The current end of every partition.
 
-    Partitions of `start` that the brokers do not report are asked for again for a while: a broker that was just started
-    may know no topic yet, and a new leader may not know its end.
+    Asks again for a while for partitions of `start` that the brokers do not report: a broker that was just started may
+    know no topic yet, and a new leader may not know its end.
     """
 
     async def find(client: ClusterClient) -> Position:
@@ -239,8 +239,9 @@ def with_begin(options: ReadOptions, start: Position, latest: Position, now_ms: 
 
     Raises DataLoss for topics and partitions of `start` that are gone, for recreated topics, for partitions that
     end before `start` and for new partitions with removed records. With failOnDataLoss=false these are warnings. Then a
-    recreated topic is read from its beginning, and the offsets of what is gone are kept for a while: a topic that comes
-    back with its id is read from there. Topics without ids are not kept: one that comes back may be another.
+    recreated topic is read from its beginning. The offsets of missing partitions are kept for a while: a topic that
+    comes back with its id is read from these. Offsets of topics without ids are not kept, because a topic that comes
+    back may be another one.
     """
     for loss in _losses(start, latest):
         _report_loss(options, loss)
@@ -261,7 +262,7 @@ def with_begin(options: ReadOptions, start: Position, latest: Position, now_ms: 
 
 
 def _back(start: Position, latest: Position) -> Offsets:
-    """Where reading continues in partitions that were missing in `start` and are there again."""
+    """Where reading continues in partitions that were missing in `start` and have come back."""
     return {
         partition: offset
         for topic, missing in start.missing.items()
@@ -293,7 +294,7 @@ def _gone(start: Position, latest: Position, now_ms: int) -> dict[str, MissingTo
 
 
 def _kept(missing: Mapping[str, MissingTopic], now_ms: int) -> dict[str, MissingTopic]:
-    """The missing topics whose offsets are kept, so that positions do not grow for ever."""
+    """The missing topics whose offsets are kept. The others are dropped, so that positions do not grow forever."""
     kept: dict[str, MissingTopic] = {}
     partitions = 0
     for topic, one in sorted(missing.items(), key=lambda item: (-item[1].since_ms, item[0])):
@@ -326,10 +327,10 @@ def limit_position(start: Position, end: Position, max_offsets: int) -> Position
 
 
 def plan_micro_batch(options: ReadOptions, start: Position, end: Position) -> list[PartitionRange]:
-    """The ranges of a micro-batch: the same for the same `end`, because no broker is asked.
+    """The ranges of a micro-batch. They are the same for the same `end`, because no broker is asked.
 
-    Raises OptionError for the first batch of another connector's checkpoint, DataLoss where a partition begins behind
-    its end; with failOnDataLoss=false that is a warning.
+    Raises OptionError for the first batch of another connector's checkpoint, and DataLoss if a partition begins after
+    its end. With failOnDataLoss=false the loss is a warning.
     """
     if start.is_initial and end.offsets.keys() - end.begin.keys():
         raise OptionError(
@@ -347,14 +348,14 @@ def plan_micro_batch(options: ReadOptions, start: Position, end: Position) -> li
 def _begin(start: Position, end: Position) -> Offsets:
     """The begin of the micro-batch that ends at `end`.
 
-    Spark's own connector does not store the begins of new partitions. They begin at their first offset; records removed
-    since are a loss, which readers find.
+    Spark's own connector does not store the begins of new partitions, so they begin at their first offset. Readers find
+    the loss of records that were removed since.
     """
     return {**dict.fromkeys(end.offsets, 0), **start.offsets, **end.begin}
 
 
 def _known_ids(position: Position) -> dict[str, str]:
-    """The ids of the topics of a position, missing ones among them."""
+    """The ids of the topics of a position, including missing topics."""
     return {**{topic: missing.topic_id for topic, missing in position.missing.items()}, **position.topic_ids}
 
 
@@ -404,14 +405,14 @@ def _ranges(starting: Offsets, ending: Offsets, topic_ids: Mapping[str, str]) ->
 
 
 def split(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[PartitionRange]:
-    """Cuts large ranges: none longer than maxRecordsPerPartition, and about minPartitions of them."""
+    """Cuts large ranges: each has at most maxRecordsPerPartition, and there are about minPartitions."""
     limit = options.max_records_per_partition
     if limit is not None:
         ranges = [part for records in ranges for part in _cut(records, -(-_size(records) // limit))]
     wanted = options.min_partitions
     if wanted is None or len(ranges) >= wanted or not ranges:
         return list(ranges)
-    # Ranges too small to be cut do not count when the others are divided.
+    # Ranges that are too small to be cut do not count when the others are divided.
     total = sum(map(_size, ranges))
     is_large = [_share_of(_size(records), total, wanted) > 1 for records in ranges]
     large_total = sum(_size(records) for records, large in zip(ranges, is_large, strict=True) if large)
@@ -426,9 +427,9 @@ def split(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[Partit
 def in_tasks(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[tuple[PartitionRange, ...]]:
     """The ranges of each Spark task.
 
-    Up to MIN_TASKS ranges (or minPartitions) are tasks of their own, and so are ranges of TASK_OFFSETS and more. Of
-    other ranges neighbours share a task, so that there are about MIN_TASKS tasks (or minPartitions), or more if a task
-    would have more offsets than TASK_OFFSETS or maxRecordsPerPartition.
+    With up to MIN_TASKS ranges (or minPartitions), each range is a task. So is each range of TASK_OFFSETS or more. Of
+    the other ranges, neighbours share a task, so that there are about MIN_TASKS tasks (or minPartitions). There are
+    more tasks if a task would have more offsets than TASK_OFFSETS or maxRecordsPerPartition.
     """
     wanted = max(MIN_TASKS, options.min_partitions or 1)
     if len(ranges) <= wanted:
@@ -481,7 +482,7 @@ class _Patience:
         return self._deadline is not None
 
     def is_over(self) -> bool:
-        """Called on each miss. Returns whether the missing topic or partition now counts as missing."""
+        """Call it on each miss. Returns whether the topic or partition now counts as missing."""
         now = asyncio.get_running_loop().time()
         if self._deadline is None:
             self._deadline = now + MISSING_TIMEOUT_MS / 1000
@@ -491,10 +492,11 @@ class _Patience:
 async def _describe(
     client: ClusterClient, options: ReadOptions, *, must_exist: bool, elsewhere: bool = False
 ) -> dict[str, TopicMetadata]:
-    """The topics to read, sorted by name. A topic that does not exist is an error, or left out.
+    """The topics to read, sorted by name. With `must_exist` a topic that does not exist is an error; otherwise it is
+    left out.
 
-    A pattern that no topic matches selects no topic; with `must_exist` that, too, is believed only after a while.
-    `elsewhere` as in `ClusterClient.refresh_metadata`.
+    A pattern that no topic matches selects no topic. With `must_exist` this counts only after a while, too. `elsewhere`
+    is as in `ClusterClient.refresh_metadata`.
     """
     topics, patience = options.topics, _Patience()
     while True:
@@ -549,7 +551,7 @@ async def _resolve(
     *,
     is_end: bool = False,
 ) -> Offsets:
-    """The offset that a limit means for each partition."""
+    """The offset of a limit for each partition."""
     if limit.each is None:
         wanted = dict.fromkeys(partitions, limit.all)
     else:
@@ -576,8 +578,9 @@ async def _resolve(
 
 
 async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> Offsets:
-    """For each partition the first offset at or after a timestamp (UNKNOWN_OFFSET if there is none), EARLIEST_TIMESTAMP
-    or LATEST_TIMESTAMP. Raises KafkaError UNKNOWN_TOPIC_OR_PARTITION when a topic is gone for a while."""
+    """For each partition, the first offset at or after a timestamp (UNKNOWN_OFFSET without such a record), or the
+    offset of EARLIEST_TIMESTAMP or LATEST_TIMESTAMP. Raises KafkaError UNKNOWN_TOPIC_OR_PARTITION when a topic stays
+    missing."""
     found = await list_offsets(
         client,
         wanted,

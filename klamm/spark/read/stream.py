@@ -1,12 +1,12 @@
 """Streaming queries: the end of each micro-batch, and the positions in Spark's checkpoint.
 
-One `KlammStreamReader` lives in a process of the driver as long as its query and plans every micro-batch; copies of it
-in the workers only read. Positions travel as JSON (`planning.Position`).
+One `KlammStreamReader` lives in a process of the driver as long as its query, and plans every micro-batch. Its copies
+in the workers only read. Positions are passed as JSON (`planning.Position`).
 
 What must stay true:
-- A micro-batch can be planned again: its ranges follow from its end alone.
-- Without new records the position that Spark gave is returned unchanged; else Spark would run an empty batch.
-- With the trigger availableNow no record is read that was appended after the first batch began, and every batch gets
+- A micro-batch can be planned again, because its ranges depend only on its end.
+- Without new records the position that Spark gave is returned unchanged. Otherwise Spark would run an empty batch.
+- With the trigger availableNow no record that was appended after the first batch began is read, and every batch gets
   closer to that end.
 """
 
@@ -72,7 +72,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = Position.from_json(start)
         if not position.is_initial:
-            # A batch begins where a finished one ended, and Spark calls `commit` for a query's last batch too late.
+            # A batch begins where a finished batch ended. Spark calls `commit` for the query's last batch too late.
             self._commit(position)
         self._latest = self._target or latest_position(self._options, position)
         if self._is_available_now:
@@ -80,7 +80,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = with_begin(self._options, position, self._latest, SystemEnvironment().now_ms())
         if (end.offsets, end.topic_ids) == (position.offsets, position.topic_ids):
             return start
-        # A query that ends by itself would wait for ever for enough records.
+        # A query that ends by itself might wait forever for enough records.
         if not self._is_available_now and self._is_too_early(count_offsets(position, end)):
             return start
         if isinstance(limit, ReadMaxRows):
@@ -108,7 +108,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             commit_offsets(self._options.client, group, position.offsets)
 
     def _is_too_early(self, count: int) -> bool:
-        """Whether to wait for minOffsetsPerTrigger, which is not longer than maxTriggerDelay."""
+        """Whether to wait for minOffsetsPerTrigger. The wait is at most maxTriggerDelay."""
         minimum = self._options.min_offsets_per_trigger
         if minimum is None:
             return False

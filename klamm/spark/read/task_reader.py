@@ -1,15 +1,15 @@
 """Reads the ranges of one Spark task: many partitions with one Fetch to each leader, round after round.
 
-A topic may have thousands of partitions with a few new records each. A range of its own would cost each of them a
+A topic may have thousands of partitions with a few new records each. If they were read separately, each would cost a
 request and an Arrow batch.
 
 What must stay true:
-- What is true of `read_range`. A round takes only what leaders answer without an error; a range that is not answered
-  is read by `read_range`, which knows what to wait for and what is a loss.
+- The guarantees of `read_range`. A round uses only answers of leaders without an error. Other ranges are read by
+  `read_range`, which decides what to wait for and what is a loss.
 - The records of a partition are returned in the order of their offsets. Partitions may be mixed.
-- No record of a topic that has replaced the planned one is accepted. Leaders that know topics by their ids see to that
-  (`fetching.py`). For others the metadata is read after the last fetch of the task, where an error takes back all
-  records of the task; with failOnDataLoss=false after each round, before its records are returned.
+- No record of a topic that has replaced the planned one is accepted. Leaders that know topic ids ensure this
+  (`fetching.py`). For other leaders the metadata is read after the last fetch of the task, when an error takes back all
+  records of the task. With failOnDataLoss=false it is read after each round, before its records are returned.
 - At most two rounds are in memory, beside the record batches that the caller holds. A round has the size of one fetch.
 """
 
@@ -33,9 +33,9 @@ from klamm.spark.settings import FetchOptions, PartitionRange
 
 # The most partitions of a round.
 ROUND_PARTITIONS = 1_000
-# What an offset is expected to take before the first answer.
+# The estimated size of an offset before the first answer.
 FIRST_BYTES_PER_OFFSET = 256.0
-# Batches may begin before a range and end behind it.
+# Further bytes for batches that begin before a range or end after it.
 BATCH_BYTES = 64 * 1024
 
 
@@ -53,14 +53,14 @@ def read_ranges(
 def read_apart(
     options: FetchOptions, ranges: Sequence[PartitionRange], columns: Sequence[str]
 ) -> Iterator[tuple[PartitionRange, pa.RecordBatch]]:
-    """As `read_ranges`, with the range, or the rest of a range, that each record batch is of."""
+    """Like `read_ranges`, with the range, or the rest of a range, of each record batch."""
     if len(ranges) == 1:
         for batch in read_range(options, ranges[0], columns):
             yield ranges[0], batch
         return
     fails, doubts = options.fail_on_data_loss, Doubts()
     if options.client.client_rack:
-        # Leaders send a consumer with a rack to another broker for each partition.
+        # A leader may send a consumer with a rack to another broker for each partition.
         for records in ranges:
             for batch in read_range(options, records, columns, checks_end=not fails, doubts=doubts):
                 yield records, batch
@@ -81,7 +81,7 @@ def read_apart(
                 for batch in read_range(options, records, columns, checks_end=not fails, doubts=doubts):
                     yield records, batch
             if unanswered:
-                # They have found the new leaders, if that is what was missing.
+                # `read_range` has found new leaders, if leaders were missing.
                 rounds.begin()
     finally:
         rounds.cancel()
@@ -95,15 +95,15 @@ class _Wanted(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """What the leaders answer; None for a range that has no leader, an error, or perhaps another topic. `by_id` as in
-    `fetching.Fetched`."""
+    """The leaders' answers; None for a range without a leader, with an error, or perhaps of another topic. `by_id` is
+    as in `fetching.Fetched`."""
 
     answers: list[Answer | None]
     by_id: bool
 
 
 class _Answered(NamedTuple):
-    """Batches of a range, and the range that they are of."""
+    """A range and its batches."""
 
     records: PartitionRange
     decoder: Decoder
@@ -112,21 +112,21 @@ class _Answered(NamedTuple):
 
 
 class _Rounds:
-    """Which ranges, or rests of ranges, are asked for next."""
+    """Decides which ranges, or rests of ranges, are requested next."""
 
     def __init__(self, options: FetchOptions, ranges: Sequence[PartitionRange], columns: Sequence[str]) -> None:
         self._options = options
         self._columns = columns
         self._max_bytes = min(options.fetch_max_bytes, LARGEST_FETCH_BYTES)
         self._rest = deque(ranges)
-        # Ranges that a round has asked for in vain.
+        # Ranges that a round has requested without an answer.
         self._missed: set[PartitionRange] = set()
         self._bytes_per_offset = FIRST_BYTES_PER_OFFSET
         # A leader returns whole batches only, however few of their records are wanted.
         self._bytes_per_batch = 0.0
         self._wanted: list[_Wanted] = []
         self._under_way: Future[_Round] | None = None
-        # Whether records may be of another topic.
+        # Whether records may belong to another topic.
         self.are_doubtful = False
 
     @property
@@ -134,7 +134,7 @@ class _Rounds:
         return self._under_way is not None
 
     def begin(self) -> None:
-        """Asks for the next ranges, if there are any."""
+        """Requests the next ranges, if any are left."""
         self._wanted = self._next()
         wanted = self._wanted
         self._under_way = (
@@ -142,7 +142,7 @@ class _Rounds:
         )
 
     def end(self) -> tuple[list[_Answered], list[PartitionRange]]:
-        """Waits for the round: what was answered, and the ranges that are to be read alone. The others come again."""
+        """Waits for the round. Returns the answers, and the ranges to read alone. The others are requested again."""
         assert self._under_way is not None
         answers, by_id = self._under_way.result()
         self.are_doubtful |= not by_id
@@ -154,7 +154,7 @@ class _Rounds:
             for (records, _), answer in zip(self._wanted, answers, strict=True)
         ]
         size_bytes = sum(len(each.batches.records) for each in found if each is not None)
-        # A full response may have ended before these partitions. It has brought others further: this comes to an end.
+        # A full response may have ended before these partitions. It has advanced others, so the rounds will end.
         is_full = 2 * size_bytes >= self._max_bytes
         offsets = batches = 0
         for (records, _), answer, each in zip(self._wanted, answers, found, strict=True):
@@ -182,7 +182,7 @@ class _Rounds:
         Decoder("", 0, self._columns, self._options.max_batch_bytes).prepare()
 
     def decode(self, answered: list[_Answered]) -> Iterator[tuple[PartitionRange, pa.RecordBatch]]:
-        """The records of the answers, which are given up one after another."""
+        """The records of the answers. Each answer is released once it is decoded."""
         answered.reverse()
         while answered:
             records, decoder, batches, aborted = answered.pop()
@@ -211,7 +211,7 @@ class _Rounds:
         return wanted
 
     def _scan(self, records: PartitionRange, answer: Answer) -> _Answered | None:
-        """The batches of an answer, None if they do not reach the range."""
+        """The batches of an answer; None if they do not reach the range."""
         if not answer.records:
             return None
         decoder = Decoder(records.topic, records.partition, self._columns, self._options.max_batch_bytes)
@@ -223,12 +223,12 @@ class _Rounds:
 
 
 def _from(records: PartitionRange, offset: int) -> PartitionRange:
-    """What is left of a range. (`dataclasses.replace` takes several times as long.)"""
+    """The rest of a range. (`dataclasses.replace` takes several times as long.)"""
     return PartitionRange(records.topic, records.partition, offset, records.end_offset, records.topic_id)
 
 
 def _merged(batches: Iterable[pa.RecordBatch], most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Fewer, larger record batches: each costs Spark as much as thousands of rows."""
+    """Merges record batches, because each costs Spark as much as thousands of rows."""
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
@@ -274,7 +274,7 @@ async def _ask(client: ClusterClient, options: FetchOptions, wanted: Sequence[_W
 async def _ask_leaders(
     client: ClusterClient, options: FetchOptions, wanted: Sequence[_Wanted], fetchers: Sequence[RangeFetcher]
 ) -> _Round:
-    """One request to each leader, all at once. Together they bring as much as one fetch may."""
+    """Sends one request to each leader, all at once. The responses together are at most as large as one fetch."""
     leaders: dict[int, dict[TopicPartition, FetchFrom]] = {}
     topic_ids: dict[str, str | None] = {}
     for (records, max_bytes), fetcher in zip(wanted, fetchers, strict=True):

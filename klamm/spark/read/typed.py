@@ -1,8 +1,8 @@
-"""Rows whose key or value has a format: the bytes of a record batch become the columns that the query wants.
+"""Decodes rows whose key or value has a format into the columns that the query wants.
 
 What must stay true:
-- A row of the result is a record that was read, in the same order; only the mode DROPMALFORMED leaves records out.
-- A record without a value (or key) has a null there and is not bad.
+- Each row of the result is a record, in the same order. Only the mode DROPMALFORMED leaves records out.
+- A record without a value (or key) has a null, and is not bad.
 - Only columns of the schema are decoded.
 """
 
@@ -28,7 +28,7 @@ class _Column(NamedTuple):
 
 
 class RowDecoder:
-    """Makes rows of `schema` of the record batches that have the columns `columns`; made once for each task.
+    """Makes rows of `schema` from record batches with the columns `columns`. Made once for each task.
 
     Raises ValueError for a type that a format does not have, and MissingLibrary.
     """

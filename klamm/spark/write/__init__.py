@@ -1,1 +1,1 @@
-"""Rows become records: partitions, encoding, the sink."""
+"""Writes rows as records: partitions, encoding, the sink."""

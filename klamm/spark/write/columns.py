@@ -1,4 +1,4 @@
-"""The columns that become records, as compiled code sees them: arrays of numbers over Arrow's own memory.
+"""The columns of records in the form for compiled code: arrays of numbers over Arrow's own memory.
 
 What must stay true:
 - Null and the empty byte string stay different, in keys, in values and in headers' values.
@@ -17,7 +17,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Strings(NamedTuple):
-    """A column of byte strings: row r has `data[starts[r] : starts[r] + sizes[r]]`; a size of -1 is null."""
+    """A column of byte strings: row r is `data[starts[r] : starts[r] + sizes[r]]`. A size of -1 means null."""
 
     data: npt.NDArray[np.uint8]
     starts: Integers
@@ -34,7 +34,7 @@ class Headers(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns of records, one record a row. Timestamps are in ms since 1970."""
+    """The columns of records; each row is a record. Timestamps are in ms since 1970."""
 
     keys: Strings
     values: Strings
@@ -111,7 +111,7 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _from_buffer(buffer: pa.Buffer | None, dtype: Any) -> npt.NDArray[Any]:
-    """A read-only array. All arrays are read-only, because numba would compile the loops again for a writable one."""
+    """A read-only array. All arrays are read-only, because numba would compile the loops again for writable arrays."""
     array = np.frombuffer(b"" if buffer is None else buffer, dtype)
     array.flags.writeable = False
     return array

@@ -1,10 +1,10 @@
-"""Columns become record batches, message format v2, in bulk.
+"""Encodes columns as record batches, message format v2, in bulk.
 
-The rows of one Arrow batch that go to one target (a partition) keep their order; they are cut into batches of a given
-size. `klamm.protocol.record.records.build_batch` does the same one record at a time and is what the tests compare with.
+The rows of one Arrow batch for one target (a partition) keep their order, and are cut into batches of a given size.
+`klamm.protocol.record.records.build_batch` does the same one record at a time; tests compare the two.
 
 What must stay true:
-- A sealed batch has memory of its own and is never written to again: the transport gets it without a copy.
+- A sealed batch has its own memory and is never changed again, because the transport gets it without a copy.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord.
 """
@@ -26,12 +26,12 @@ from klamm.protocol.record.record_batch import (
 from klamm.spark.write import encoding_kernels as kernels
 from klamm.spark.write.columns import Columns, Integers
 
-# Batches are written side by side into memory of about this size: one call of compiled code makes many of them.
+# One call of compiled code writes many batches into memory of about this size.
 SLAB_BYTES = 2 * 1024 * 1024
 
 
 class EncodedBatch(NamedTuple):
-    """A batch for `target`, complete except for producer id, epoch and sequence. `max_timestamp` is its header's."""
+    """A batch for `target`, without producer id, epoch and sequence. `max_timestamp` is for its header."""
 
     target: int
     data: memoryview
@@ -48,7 +48,7 @@ class EncodedBatch(NamedTuple):
         *,
         is_transactional: bool = False,
     ) -> bytes | bytearray:
-        """The batch for a broker, in memory of its own: a batch that waits long keeps no other batch in memory."""
+        """The batch for a broker, in its own memory, so that a batch that waits long keeps no other batch in memory."""
         header = BatchHeader(
             0,
             len(self.data) - LOG_OVERHEAD_BYTES,
@@ -69,7 +69,7 @@ class EncodedBatch(NamedTuple):
 
 
 def record_sizes(columns: Columns) -> Integers:
-    """The bytes that each row needs as an uncompressed record, or up to a dozen more."""
+    """The size of each row as an uncompressed record, or up to a dozen bytes more."""
     sizes = np.empty(len(columns.timestamps), np.int64)
     same_timestamp = len(sizes) == 0 or bool((columns.timestamps == columns.timestamps[0]).all())
     kernels.measure(sizes, columns, same_timestamp)

@@ -1,10 +1,10 @@
 """The loops over rows that turn columns into record batches, compiled by numba.
 
-Importing this module imports numba and compiles the loops, or loads them from disk, so it is imported where records are
-about to be written and nowhere else. `encoding.py` is its only user.
+Importing this module imports numba and compiles the loops, or loads them from disk. So it is imported only when records
+are about to be written. `encoding.py` is its only user.
 
-What must stay true: compiled code checks no index. Every record is written into room of the size that `measure` found,
-and `measure` never finds less than what `write` needs.
+What must stay true: compiled code does not check indexes. Every record is written into memory of the size that
+`measure` found, which is never less than `write` needs.
 
 Source: org.apache.kafka.common.record.DefaultRecord.
 """
@@ -18,7 +18,7 @@ from klamm.base.compiling import compiled, inlined
 from klamm.base.memcpy import copy_bytes
 from klamm.spark.write.columns import Columns, Headers, Strings
 
-# The bytes of a record's attributes, and the most bytes of the difference of two offsets.
+# The size of a record's attributes, and the largest size of an offset delta.
 _FIXED_BYTES = 1 + 5
 _MAX_VARLONG_BYTES = 10
 
@@ -73,12 +73,12 @@ def _headers_size(name_sizes: Any, value_sizes: Any, first: int, count: int) -> 
     return size
 
 
-# Arrays are taken out of their tuples before a loop: inside the loop that costs as much as a record.
+# Arrays are taken out of their tuples before a loop, because inside the loop this costs as much as a record.
 
 
 @compiled(types.void(_integers, _columns, types.boolean))
 def measure(sizes: Any, columns: Columns, same_timestamp: bool) -> None:
-    """Sets `sizes` to the bytes that the record of each row needs, or a few more."""
+    """Sets `sizes` to the size of each row's record, or a few bytes more."""
     key_sizes, value_sizes = columns.keys.sizes, columns.values.sizes
     header_starts, header_counts = columns.headers.starts, columns.headers.counts
     name_sizes, text_sizes = columns.headers.names.sizes, columns.headers.values.sizes

@@ -1,7 +1,7 @@
 """The partition of each record, chosen as Kafka's default partitioner does, in bulk.
 
-A record goes to the partition that its row names, else to the partition of its key's hash. Records with a null key go
-to one partition of their topic until they have filled a batch, and then to the next partition that has a leader.
+A record goes to the partition that its row names, or else to the partition of its key's hash. Records with a null key
+go to one partition of their topic until they have filled a batch, and then to the next partition with a leader.
 
 Source: org.apache.kafka.clients.producer.internals.DefaultPartitioner, StickyPartitionCache (KIP-480).
 """
@@ -31,7 +31,8 @@ class Topic:
     """The largest size of a batch."""
 
     current: int = 0
-    """The partition for keyless records is `available[current % len(available)]`; the caller may set the first one."""
+    """The partition for records without a key is `available[current % len(available)]`. Callers may set the first
+    one."""
     filled_bytes: int = 0
 
 

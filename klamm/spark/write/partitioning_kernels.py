@@ -1,9 +1,10 @@
-"""The loop over rows that gives each its partition, compiled by numba.
+"""The loop over rows that chooses the partition of each, compiled by numba.
 
-Importing this module imports numba and compiles the loop, or loads it from disk, so it is imported where records are
-about to be written and nowhere else. `partitioning.py` is its only user.
+Importing this module imports numba and compiles the loop, or loads it from disk. So it is imported only when records
+are about to be written. `partitioning.py` is its only user.
 
-What must stay true: compiled code checks no index. A row's own partition is checked before it is used as one.
+What must stay true: compiled code does not check indexes. The partition that a row names is checked before it is used
+as an index.
 
 Source: org.apache.kafka.common.utils.Utils.murmur2.
 """
@@ -25,9 +26,9 @@ NO_PARTITION = -(2**31) - 1
 
 
 class Layout(NamedTuple):
-    """Topics as compiled code sees them; all arrays except `available` have one element a topic.
+    """Topics in the form for compiled code. All arrays except `available` have one element for each topic.
 
-    The targets of a topic are the numbers from `first_targets` on, one a partition.
+    The targets of a topic are consecutive numbers from `first_targets` on, one for each partition.
     """
 
     counts: Integers
@@ -39,7 +40,7 @@ class Layout(NamedTuple):
 
 
 class Sticky(NamedTuple):
-    """The current partition for keyless records of each topic, and the bytes that it has got."""
+    """The current partition for records without a key of each topic, and the bytes that it has received."""
 
     current: Integers
     filled: Integers
@@ -78,8 +79,8 @@ _strings = types.NamedTuple((types.Array(types.uint8, 1, "C", readonly=True), _i
 def assign(targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: Layout, sticky: Sticky) -> int:
     """Puts the target of each row into `targets`: its topic's first target plus its partition.
 
-    The partition is the row's own, else that of its key, else (null keys) the topic's current one until a batch is
-    full. Returns the first row that names a partition which its topic does not have, or -1.
+    The partition is the one that the row names, else that of its key, else (null keys) the topic's current one until a
+    batch is full. Returns the first row that names a partition that its topic does not have, or -1.
     """
     counts, first_targets, limits, available, first_available, available_counts = layout
     key_data, key_starts, key_sizes = keys

@@ -1,17 +1,17 @@
-"""The sink of the data source: rows of a batch or of a micro-batch become records.
+"""The sink of the data source: writes rows of a batch or of a micro-batch as records.
 
 The columns are those of Spark's Kafka connector: `value` (required) and `key`, each string or binary; `topic` (string),
 unless the option `topic` names one for all; `partition` (int) and `headers` (array of key and value), both optional.
-Other columns are ignored. The timestamp is the time of writing. With `value.format` or `key.format` the column is what
-the format writes, a struct as a rule (`typed.py`).
+Other columns are ignored. The timestamp is the time of writing. With `value.format` or `key.format` the column has a
+type that the format writes, usually a struct (`typed.py`).
 
 What must stay true:
 - A task succeeds only when all in-sync replicas have every one of its records.
-- At least once: Spark repeats a failed task, and a micro-batch whose success it does not know; records of the failed
+- At least once: Spark repeats a failed task, and a micro-batch whose success it does not know. Records of the failed
   attempt stay in the topic. Within one attempt no row is written twice, and a partition keeps the order of the
   attempt's rows, whatever happens to brokers meanwhile (`klamm.client.producer.sender`).
-- With `kafka.transactional.id` exactly once, as `transactions.py` says. Spark makes the writers anew for each step, so
-  they keep nothing that is not in the checkpoint.
+- Exactly once with `kafka.transactional.id`, see `transactions.py`. Spark makes new writers for each step, so all their
+  state is in the checkpoint.
 - Nothing heavy is imported before the first record is written: Spark makes the writers for the driver.
 
 Source: org.apache.spark.sql.kafka010.KafkaWriter, KafkaRowWriter.
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from klamm.spark.write.typed import TypedColumns
     from klamm.spark.write.writing import RecordWriter
 
-# The number of a write that is no micro-batch of a stream.
+# The number of a batch write, which is not a micro-batch of a stream.
 ONLY_BATCH = 0
-# The local property in which Spark tells the tasks of a stream the number of the micro-batch.
+# The local property with which Spark passes the number of the micro-batch to the tasks of a stream.
 BATCH_PROPERTY = "streaming.sql.batchId"
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -59,7 +59,7 @@ class Written(WriterCommitMessage):
     - `records`: how many rows the task had.
     - `prepared`, `attempt`: with `kafka.transactional.id`, the prepared transaction, unless the task had no rows, and
       the number of this attempt of the task.
-    - `is_recorded`: the task left its rows to the record of the micro-batch.
+    - `is_recorded`: the micro-batch was recorded already, so the task wrote nothing.
     """
 
     records: int
@@ -103,7 +103,8 @@ class KlammStreamWriter(DataSourceStreamArrowWriter):
 
 
 class _Sink:
-    """What both writers do. The driver makes one for each step, and the tasks get the one that planned their job."""
+    """The common part of both writers. The driver makes one for each step; the tasks get the one that planned the
+    job."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, is_stream: bool) -> None:
         self._options, self._columns = _resolved(options, schema)
@@ -132,7 +133,7 @@ class _Sink:
             written = [each for each in messages if isinstance(each, Written)]
             job = transactions.Job(
                 _prepared(written),
-                # Spark hands over a message of each task, in their order.
+                # Spark passes the messages of all tasks, in the order of the tasks.
                 [each.attempt if isinstance(each, Written) else 0 for each in messages],
                 sum(each.records for each in written),
                 any(each.is_recorded for each in written),
@@ -152,18 +153,18 @@ def _prepared(written: Sequence[Written]) -> "list[Prepared]":
 
 
 def _batch_of_task() -> int | None:
-    """The number of the micro-batch that this task belongs to, if Spark tells it."""
+    """The number of this task's micro-batch; None if Spark has not set it."""
     context = TaskContext.get()
     batch = None if context is None else context.getLocalProperty(BATCH_PROPERTY)
     return None if batch is None else int(batch)
 
 
 def _resolved(options: WriteOptions, schema: StructType) -> tuple[WriteOptions, list[str]]:
-    """The options, with the formats of typed columns as the rows have them, and the columns that become records."""
+    """The options, with resolved formats of typed columns, and the columns that are written."""
     names = _columns(options, schema)
     if options.typed is None:
         return options, names
-    # It imports pyarrow, and the libraries of formats.
+    # This import loads pyarrow and the libraries of formats.
     from klamm.spark.write.typed import checked
 
     return replace(options, typed=checked(options.typed, schema, options.topic)), names
@@ -190,7 +191,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 def _write(options: WriteOptions, columns: list[str], batches: "Iterator[pa.RecordBatch]") -> Written:
-    # Compiled code and its libraries.
+    # This import loads compiled code and its libraries.
     from klamm.spark.write.writing import record_writer
 
     with record_writer(replace(options, typed=None)) as writer:
@@ -234,7 +235,7 @@ def _write_prepared(
 def _write_all(
     writer: "RecordWriter", options: WriteOptions, columns: list[str], batches: "Iterable[pa.RecordBatch]"
 ) -> int:
-    """Hands all rows to the writer. Returns how many."""
+    """Gives all rows to the writer. Returns their number."""
     records = 0
     typed = _typed_columns(options)
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about the transactions of a write: which were prepared, and that they have ended.
+"""The transactions of a write in its checkpoint: which transactions were prepared, and whether they have ended.
 
     <checkpoint>/transactions/batches/00000000000000000017.json     the transactions of micro-batch 17
     <checkpoint>/transactions/batches/00000000000000000017.ended    all of them are committed
@@ -7,8 +7,8 @@
 `transactions.py` has the protocol.
 
 What must stay true:
-- A file is there as a whole or not at all, durable, and never replaced.
-- The newest micro-batch that was recorded keeps its files. They tell which micro-batches are older.
+- A file exists as a whole or not at all, is durable, and is never replaced.
+- The files of the newest recorded micro-batch are kept. They show which micro-batches are older.
 """
 
 import json
@@ -45,9 +45,9 @@ class Prepared(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A micro-batch that is decided: these transactions and no others are committed.
+    """A micro-batch that is decided: exactly these transactions are committed.
 
-    `rows`: how many rows they have; None in a record of an earlier version.
+    `rows` is the number of their rows; None in a record of an earlier version.
     """
 
     batch: int
@@ -90,7 +90,7 @@ class TransactionLog:
         return self.files.place
 
     def query(self) -> str | None:
-        """The id of the query whose checkpoint this is for Spark, or None. Raises FilesError."""
+        """The id of the query with this checkpoint; None if it is not a query's checkpoint. Raises FilesError."""
         try:
             return str(json.loads(self.checkpoint.read(_METADATA))["id"])
         except FileNotFoundError:
@@ -99,11 +99,11 @@ class TransactionLog:
             raise FilesError(f"{self.checkpoint.address(_METADATA)} has no id of a query") from None
 
     def adding(self) -> AbstractContextManager[None]:
-        """Within it this driver may add records. In a directory it is the only one."""
+        """In this context the driver may add records. In a directory no other driver can add records meanwhile."""
         return self.files.adding(_BATCHES)
 
     def newest(self) -> Recorded | None:
-        """The micro-batch that was recorded last."""
+        """The last recorded micro-batch."""
         names = [name for path in self.files.paths(_BATCHES) if (name := _NAME.fullmatch(path))]
         batch = max((int(name["batch"]) for name in names if name["kind"] == _PREPARED), default=None)
         if batch is None:
@@ -112,7 +112,7 @@ class TransactionLog:
         return self._read(batch)._replace(is_ended=is_ended)
 
     def record(self, batch: int, transactions: Sequence[Prepared], owner: Owner, rows: int) -> Recorded:
-        """Makes the record, unless there is one already. Returns the newest one."""
+        """Writes the record, unless one exists already. Returns the newest record."""
         content = {
             "version": FORMAT_VERSION,
             "batch": batch,
@@ -131,7 +131,7 @@ class TransactionLog:
         self.files.create(_path(batch, _ENDED), b"")
 
     def remove_before(self, batch: int) -> None:
-        """Removes the files of older micro-batches, and what drivers that died have not finished."""
+        """Removes the files of older micro-batches, and unfinished files of drivers that died."""
         for path in self.files.paths(_BATCHES):
             if path < _path(batch, ""):
                 self.files.remove(path)

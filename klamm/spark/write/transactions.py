@@ -1,13 +1,13 @@
 """Writes each row exactly once (`kafka.transactional.id`), in two phases: the driver's part, and the whole protocol.
 
-Spark runs a write as a job with a task for each of its partitions, and hands what the tasks return to the driver's
-`commit`, or to `abort` when the job has failed. A stream is a sequence of such writes, the micro-batches, with numbers.
-Spark repeats a task that failed or is slow, and a micro-batch whose end it does not know, in any number of tasks and
-with its rows distributed in another way.
+Spark runs a write as a job with a task for each of its partitions. It passes the results of the tasks to the driver's
+`commit`, or to `abort` when the job has failed. A stream is a sequence of such writes, the numbered micro-batches.
+Spark repeats a task that failed or is slow, and a micro-batch whose end it does not know. The repeated micro-batch may
+have another number of tasks, and its rows may be distributed in another way.
 
 One micro-batch, step by step:
 
-    1. plan      driver    reads which micro-batch was recorded last, completes steps 5 and 6 of it, and tells the tasks
+    1. plan      driver    reads the last recorded micro-batch, completes its steps 5 and 6, and gives tasks its number
     2. write     task      attempt A of task P begins a transaction with the transactional id PREFIX-P-A, writes all of
                            its rows, waits until the replicas have them, and leaves the transaction open: it is
                            prepared. The task returns transactional id, producer id, epoch and partitions
@@ -16,17 +16,16 @@ One micro-batch, step by step:
                            micro-batch is decided
     5. end       driver    EndTxn commits exactly the recorded transactions
     6. note      driver    a second file says that all of them are committed
-    7. clear     driver    transactions that other attempts have open are aborted, and files of older micro-batches are
-                           removed
+    7. clear     driver    open transactions of other attempts are aborted, and files of older micro-batches are removed
 
-What a process that dies leaves behind, and what follows:
+The state that a dead process leaves behind, and what happens after a restart:
 
     died in      left behind                      after a restart
     1, 2, 3      open transactions, no record     the tasks write the rows again. The next attempt with a transactional
                                                   id aborts what the id had left open, and step 7 the rest
     4            the whole file, or no file       as in the row above or below
     5            a record; some transactions are  the driver ends the recorded ones at once, before they time out;
-                 committed, some open             the tasks write nothing. To commit a committed one changes nothing
+                 committed, some open             the tasks write nothing. A second commit changes nothing
     6, 7         a record; all are committed      the tasks write nothing; the driver ends nothing that is noted
 
 What must stay true:
@@ -34,28 +33,28 @@ What must stay true:
   created and never replaced. So of two drivers the second one commits what the first one recorded, and aborts its own
   transactions.
 - A record belongs to one query, or to one batch write, and to one cluster. For others its number and its producer ids
-  mean something else.
-- The tasks of a recorded micro-batch write nothing. They still take all of their rows, because Spark's operators with
-  state run in the same tasks and must see the rows.
+  have another meaning.
+- The tasks of a recorded micro-batch write nothing. They still read all of their rows, because Spark's stateful
+  operators run in the same tasks and must see the rows.
 - Spark calls `abort` also when `commit` has failed half way. After the record `abort` aborts nothing of it.
 - An attempt without a record never becomes visible, however long its process lives. Its transaction is aborted by step
-  7 of this or of the next micro-batch, by the next attempt with its transactional id, or by the brokers' time-out.
-  After that the leaders of partitions refuse what it still sends.
-- Step 7 finds the open transactions by their transactional ids at the coordinators. Brokers before Kafka 3.0 do not
-  list them. There it tries the next attempt of each task, and the next task, and continues while one of them had a
-  transaction open.
-- Step 7 touches no recorded transaction, and does nothing for a driver that has lost to another one. In a directory no
-  other driver can be between steps 3 and 5 meanwhile. An object store has no lock: a driver that is there would find
-  its transactions missing, as follows.
-- The transactional ids are used again by each micro-batch. There are as many as tasks, times the attempts of a task.
-  Spark numbers attempts anew when it repeats a whole stage, and two attempts of a task may then have the same id: the
-  later one aborts the transaction of the earlier one. If Spark chooses the earlier one all the same, step 3 finds it,
-  and the micro-batch fails before it is decided. Tasks of two drivers have the same ids, too. If such a task begins
-  between steps 3 and 5, a recorded transaction is missing, as follows.
-- A recorded transaction that the brokers no longer have cannot be written again without writing others twice. So
-  `MissingTransactions` stops the query and says what is missing.
+  7 of this or of the next micro-batch, by the next attempt with its transactional id, or by the brokers' timeout.
+  After that the leaders of partitions refuse its further records.
+- Step 7 lists the open transactions at the coordinators, and finds its own by their transactional ids. Brokers before
+  Kafka 3.0 do not list them. With these brokers it tries the next attempt of each task, and the next task, and
+  continues while one of them had a transaction open.
+- Step 7 touches no recorded transaction, and does nothing for a driver that has lost to another driver. In a directory
+  no other driver can be between steps 3 and 5 meanwhile. An object store has no lock: there, another driver between
+  these steps would find its transactions missing (see the last point).
+- Each micro-batch uses the same transactional ids. Their number is the number of tasks times the attempts of a task.
+  Spark numbers attempts anew when it repeats a whole stage. Two attempts of a task may then have the same id, and the
+  later attempt aborts the transaction of the earlier one. If Spark nevertheless chooses the earlier attempt, step 3
+  notices it, and the micro-batch fails before it is decided. Tasks of two drivers have the same ids, too. If such a
+  task begins between steps 3 and 5, a recorded transaction is missing (see the next point).
+- If the brokers no longer have a recorded transaction, its rows cannot be written again without writing others twice.
+  So `MissingTransactions` stops the query and says what is missing.
 
-Readers with read_committed may see the rows of one transaction before those of another one, because EndTxn ends one
+Readers with read_committed may see the rows of one transaction before those of another, because EndTxn ends one
 transaction at a time.
 
 A batch write is a micro-batch with the number 0, in a checkpoint directory that belongs to this one write.
@@ -88,23 +87,23 @@ T = TypeVar("T")
 MAX_TIMEOUT = "transaction.max.timeout.ms"
 _ITS_OWN = "each query and each batch write needs its own"
 _NEW = "give them a directory of their own"
-# The state of a transaction that has not ended, as coordinators name it.
+# The coordinators' name for the state of a transaction that has not ended.
 OPEN = "Ongoing"
 # How many transactions a driver ends at once.
 AT_ONCE = 64
 
 
 class NotWritten(RuntimeError):
-    """The write has failed before it was decided: nothing of it is visible, and it can be repeated."""
+    """The write failed before it was decided: none of its rows is visible, and it can be repeated."""
 
 
 class MissingTransactions(RuntimeError):
-    """Recorded transactions that the brokers no longer have: their rows are lost unless the user decides otherwise."""
+    """The brokers no longer have some recorded transactions. Their rows are lost unless the user decides otherwise."""
 
 
 def last_recorded(options: WriteOptions, *, is_stream: bool) -> int | None:
-    """Step 1: the number of the micro-batch that was recorded last, all of which is then committed. Checks what a write
-    needs.
+    """Step 1: the number of the last recorded micro-batch, which is then completely committed. Checks the requirements
+    of a write.
 
     Raises OptionError, MissingTransactions, FilesError when the checkpoint cannot be reached, and KafkaError or
     ClientError.
@@ -142,8 +141,8 @@ def transactional_id(options: WriteOptions, partition: int, attempt: int) -> str
 
 
 def require_newest(batch: int, recorded: int) -> None:
-    """Raises NotWritten for the rows of a micro-batch before the one that was recorded last: without them the query
-    would lose rows, or write them twice, and nothing says which."""
+    """Raises NotWritten for the rows of a micro-batch before the last recorded one. The query would either lose these
+    rows or write them twice, and it cannot be known which."""
     if batch < recorded:
         raise NotWritten(
             f"micro-batch {batch} is older than micro-batch {recorded}, whose transactions are recorded: the checkpoint"
@@ -152,7 +151,7 @@ def require_newest(batch: int, recorded: int) -> None:
 
 
 class Job(NamedTuple):
-    """What the tasks of a micro-batch have done.
+    """The results of the tasks of a micro-batch.
 
     - `chosen`: the transactions of the attempts that Spark has chosen; a task without rows has none.
     - `attempts`: the numbers of these attempts, one for each task.
@@ -170,8 +169,8 @@ def commit(options: WriteOptions, batch: int, job: Job) -> None:
     """Steps 3 to 7.
 
     Raises NotWritten, MissingTransactions, FilesError, and KafkaError or ClientError when the brokers did not answer in
-    time. The call can be repeated after each of them, also by another process. Raises OptionError for a batch write of
-    other rows than the recorded one, as far as their number tells.
+    time. The call can be repeated after each of these errors, also by another process. Raises OptionError for a batch
+    write with another number of rows than the recorded one.
     """
     chosen = job.chosen
     log = _log(options)
@@ -200,7 +199,7 @@ def commit(options: WriteOptions, batch: int, job: Job) -> None:
         lost = [each for each in chosen if each.transaction not in recorded_ones]
         _abort_all(options.producer.client, lost)
         if not lost:
-            # Still within `adding`: no other driver has recorded what this fences.
+            # Still within `adding`, so no other driver has recorded the transactions that this fences.
             _end_others(options, job.attempts, recorded)
     if job.is_recorded and recorded.owner.query is None:
         _tell_of_earlier_write(log, recorded, job.rows)
@@ -222,7 +221,7 @@ def _log(options: WriteOptions) -> TransactionLog:
 
 
 def _require_same_write(options: WriteOptions, log: TransactionLog, recorded: Recorded) -> None:
-    """Raises OptionError for the checkpoint of another batch write: this one would write nothing."""
+    """Raises OptionError for the checkpoint of another batch write, because this write would write nothing."""
     ids = _ids(options)
     for each in recorded.transactions:
         found = each.transaction.transactional_id
@@ -232,7 +231,8 @@ def _require_same_write(options: WriteOptions, log: TransactionLog, recorded: Re
 
 
 def _tell_of_earlier_write(log: TransactionLog, recorded: Recorded, rows: int) -> None:
-    """A program that died is run again with the same rows. Other rows were meant to be written."""
+    """Warns that the rows are already written, as when a program that died is run again. Raises OptionError for another
+    number of rows, because these are other rows that should be written."""
     before = f"option checkpointLocation: {log.checkpoint.place} is that of a batch write"
     if recorded.rows is not None and recorded.rows != rows:
         raise OptionError(
@@ -263,7 +263,8 @@ def _complete(options: WriteOptions, log: TransactionLog, recorded: Recorded) ->
 
 
 def _end(options: ClientOptions, log: TransactionLog, recorded: Recorded) -> None:
-    """Step 5: commits every recorded transaction that the brokers have, before it tells of those that they lack."""
+    """Step 5: commits every recorded transaction that the brokers have. Then raises MissingTransactions for those that
+    they lack."""
     gone: list[Prepared] = []
 
     async def end(client: ClusterClient, each: Prepared) -> None:
@@ -299,7 +300,7 @@ def _require_open(batch: int) -> Callable[[ClusterClient, Prepared], Awaitable[N
 
 
 def _abort_all(options: ClientOptions, losers: Sequence[Prepared]) -> None:
-    """Spares readers the wait for the time-out of these transactions. They never become visible, aborted or not."""
+    """Aborts transactions, so that readers need not wait for their timeout. They never become visible in any case."""
 
     async def end(client: ClusterClient, each: Prepared) -> None:
         try:
@@ -311,9 +312,9 @@ def _abort_all(options: ClientOptions, losers: Sequence[Prepared]) -> None:
 
 
 def _end_others(options: WriteOptions, attempts: Sequence[int], recorded: Recorded | None) -> None:
-    """Step 7: ends the transactions that others than the recorded ones have open, and fences their producers.
+    """Step 7: ends open transactions that are not recorded, and fences their producers.
 
-    Later records are hidden from read_committed until then. What fails here is done by the next micro-batch.
+    Until then, later records are hidden from read_committed. The next micro-batch repeats steps that fail here.
     """
     winners = set() if recorded is None else {each.transaction.transactional_id for each in recorded.transactions}
     # An earlier attempt may also begin later.
@@ -345,7 +346,7 @@ def _from_attempt(options: WriteOptions, task: int, attempt: int) -> Iterator[st
 
 
 async def _open_ids(client: ClusterClient, options: WriteOptions) -> list[str] | None:
-    """The transactional ids of the write that have a transaction open; None if the brokers do not list them."""
+    """The write's transactional ids with an open transaction; None if the brokers do not list them."""
     ids = _ids(options)
     try:
         listed = await list_transactions(client, states=[OPEN])
@@ -358,7 +359,7 @@ async def _open_ids(client: ClusterClient, options: WriteOptions) -> list[str] |
 
 
 def _ids(options: WriteOptions) -> re.Pattern[str]:
-    """The transactional ids of all attempts of all tasks."""
+    """A pattern for the transactional ids of all attempts of all tasks."""
     return re.compile(rf"{re.escape(str(options.producer.transactional_id))}-\d+-\d+", re.ASCII)
 
 
@@ -383,11 +384,11 @@ def _each(options: ClientOptions, items: Sequence[T], work: Callable[[ClusterCli
 
 @cache
 def _check_timeout(options: WriteOptions) -> None:
-    """Brokers refuse a timeout above their maximum. A prepared transaction has to outlive a restart of the driver, so a
-    lower one is never chosen silently."""
+    """Raises OptionError for a timeout above the brokers' maximum, which they would refuse. A lower timeout is never
+    chosen silently, because a prepared transaction has to outlive a restart of the driver."""
     wanted_ms = options.producer.transaction_timeout_ms
     for resource, configs in network.call(options.producer.client, _max_timeouts).items():
-        # A user who may not see the configs learns of it with the first transaction.
+        # If the user may not see the configs, the first transaction reports the problem.
         entry = None if isinstance(configs, KafkaError) else configs.get(MAX_TIMEOUT)
         if entry is not None and entry.value is not None and wanted_ms > int(entry.value):
             raise OptionError(

@@ -1,8 +1,8 @@
-"""Typed keys and values of the sink: columns of structs become columns of bytes, by `value.format` and `key.format`.
+"""Typed keys and values of the sink: encodes columns of structs as bytes, by `value.format` and `key.format`.
 
 What must stay true:
-- The driver finds what a type or an option rules out, before the first task begins.
-- A batch with a row that cannot be encoded is not sent. The error names topic, row and field, and has no content.
+- The driver reports types and options that cannot be written before the first task begins.
+- A batch with a row that cannot be encoded is not sent. The error names topic, row and field, but not the content.
 - Without these options nothing imports this module: it needs pyarrow.
 """
 
@@ -21,9 +21,9 @@ from klamm.spark.options import OptionError
 
 
 def checked(typed: TypedRows, schema: StructType, topic: str | None) -> TypedRows:
-    """The formats of the columns that the rows have, with their schemas, which a registry has from now on.
+    """The formats of the columns that the rows have, with their schemas. Registers the schemas in a registry.
 
-    `topic` is None where rows name their topics. Raises OptionError for a column that cannot be written.
+    `topic` is None if rows name their topics. Raises OptionError for a column that cannot be written.
     """
     return replace(typed, key=_checked(typed.key, schema, topic), value=_checked(typed.value, schema, topic))
 
@@ -49,7 +49,7 @@ def _checked(column: ColumnFormat | None, schema: StructType, topic: str | None)
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """The type in which Spark hands over a column. Raises ValueError for a type that Arrow lacks."""
+    """The Arrow type of a column that Spark passes to Python. Raises ValueError for a type that Arrow lacks."""
     try:
         return to_arrow_type(data_type, timezone="UTC")
     except Exception as error:
@@ -61,7 +61,7 @@ class UnwritableRow(ValueError):
 
 
 class TypedColumns:
-    """Encodes the batches of one task, whose rows it counts from 1."""
+    """Encodes the batches of one task. Errors number the task's rows from 1."""
 
     def __init__(self, typed: TypedRows, topic: str | None) -> None:
         self._formats = typed.formats

@@ -1,11 +1,11 @@
-"""Writes Arrow batches to topics, from plain threads: rows get partitions, are encoded and go to a producer.
+"""Writes Arrow batches to topics, from plain threads: chooses partitions, encodes rows and gives them to a producer.
 
 What must stay true:
-- This module numbers the batches, in the order in which the producer gets them (unless it is not to be idempotent).
-  So a writer that was interrupted is never used again.
-- A writer that has written everything is kept for the next task of this process, with its producer id: every id that a
-  partition has seen stays in its brokers' memory for days. A writer with a transactional id has one transaction and is
-  not used again: its task leaves the transaction prepared, or aborts it.
+- This module gives the batches of an idempotent producer their sequence numbers, in the order in which the producer
+  gets the batches. So a writer that was interrupted is never used again.
+- A writer that has written everything is kept for the next task of this process, with its producer id, because brokers
+  remember every producer id of a partition for days. A writer with a transactional id has one transaction and is not
+  used again: its task leaves the transaction prepared, or aborts it.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ from klamm.spark.write.partitioning import Topic, assign
 # unacknowledged batches.
 GATHERED_BYTES = 8 * 1024 * 1024
 GATHERED_BYTES_PER_PARTITION = 64 * 1024
-# The memory of a batch beside its columns, which is more than the columns of a single row.
+# The memory of a batch without its columns. It is more than the columns of a single row take.
 BATCH_OVERHEAD_BYTES = 2048
-# How long a writer that is closed waits for the abort of its transaction; the brokers abort it later otherwise.
+# How long a closed writer waits for the abort of its transaction. Otherwise the brokers abort it later.
 ABORT_TIMEOUT_S = 5.0
 # Encoded batches of this size go to the producer, which sends them while more are encoded.
 HANDED_OVER_BYTES = 2 * 1024 * 1024
 
 
 class Continued(NamedTuple):
-    """The producer state that one writer leaves to the next: `sequences` has the next sequence number of each
-    partition, 0 for others. Brokers accept each number of a producer once.
+    """The producer state that a writer takes over from an earlier one. `sequences` has the next sequence number of
+    partitions; it is 0 for other partitions. Brokers accept each sequence number of a producer once.
     """
 
     producer: Identity
@@ -61,7 +61,7 @@ class RecordWriter:
     """Writes the columns `key`, `value`, `topic`, `partition`, `headers` and `timestamp` of Arrow batches as records.
 
     Only `value` and (unless the options name the topic) `topic` are required; other columns are ignored.
-    Timestamps are microseconds, of which full milliseconds are kept; the default is the time of writing. When a record
+    Timestamps are microseconds and are truncated to milliseconds; the default is the time of writing. When a record
     cannot be written, any method raises KafkaError or ClientError, and the writer must not be used again.
 
     With a transactional id all records are in one transaction, which ends with `prepare`.
@@ -81,11 +81,11 @@ class RecordWriter:
         self._limits: dict[str, int] = {}
 
     def forget_topics(self) -> None:
-        """Drops the topics' metadata; the next write reads it again."""
+        """Drops the topics' metadata. The next write reads it again."""
         self._topics.clear()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Accepts rows; they are sent in the background."""
+        """Accepts rows. They are sent in the background."""
         self._gathered.append(batch)
         self._gathered_bytes += batch.nbytes + BATCH_OVERHEAD_BYTES
         if self._gathered_bytes >= self._enough_bytes:
@@ -97,7 +97,7 @@ class RecordWriter:
         network.call(self._options.client, lambda _: self._producer.flush())
 
     def prepare(self) -> PreparedTransaction | None:
-        """Flushes, and leaves the transaction to `end_prepared`; None if it has no records."""
+        """Flushes, and returns the transaction for `end_prepared`; None if it has no records."""
         self.flush()
         assert self._transaction is not None
         return self._transaction.prepare()
@@ -108,7 +108,7 @@ class RecordWriter:
         return sorted(self._sequences)
 
     def end_offset(self, topic: str, partition: int) -> int:
-        """The offset after the last record written to a partition; complete after `flush`."""
+        """The offset after the last record written to a partition. Final after `flush`."""
         return self._producer.end_offsets[topic, partition]
 
     def close(self) -> None:

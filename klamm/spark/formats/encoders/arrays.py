@@ -1,6 +1,6 @@
-"""Nested Arrow arrays, taken apart and put together again: what encoders have in common.
+"""Takes nested Arrow arrays apart and puts them together again, for all encoders.
 
-What must stay true: each function takes slices, and what stands under a null is not seen.
+What must stay true: each function accepts slices, and ignores values under a null.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def is_binary(data_type: pa.DataType) -> bool:
 
 
 def refuse_wrong_texts(values: pa.Array) -> None:
-    """Spark's strings may have any bytes, and formats have texts. Raises EncodingError for bytes that are not UTF-8."""
+    """Raises EncodingError for a string that is not UTF-8. Spark's strings may have any bytes; formats have texts."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -32,7 +32,7 @@ def refuse_wrong_texts(values: pa.Array) -> None:
 
 
 def _find_wrong_text(values: pa.Array, rows: npt.NDArray[np.int64], path: str) -> None:
-    """`rows` has the row that each value is a part of."""
+    """`rows` has the row of each value."""
     if pa.types.is_struct(values.type):
         for field, child in zip(values.type, values.flatten(), strict=True):
             _find_wrong_text(child, rows, f"{path}.{field.name}" if path else field.name)
@@ -53,7 +53,7 @@ def as_entries(maps: pa.Array) -> pa.Array:
 
 
 def with_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists of the same lengths, with other elements: as many as `lists.flatten()` has."""
+    """Lists of the same lengths with other elements. `elements` has as many as `lists.flatten()`."""
     return pa.ListArray.from_arrays(offsets(lists), elements, mask=lists.is_null())
 
 

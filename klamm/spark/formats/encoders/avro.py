@@ -1,11 +1,11 @@
-"""Structs as Avro: with a given schema, or with the one that `to_avro` would derive.
+"""Structs as Avro: with a given schema, or with the schema that `to_avro` would derive.
 
 Arrow checks and converts whole columns first; then fastavro writes one row after another.
 
 What must stay true:
-- Types are those that `to_avro` takes, and wider ones (int as long, float as double). Nothing is rounded or cut.
-- A null, a symbol or a size that the schema does not have is found before fastavro, which would write some of them as
-  another value.
+- The allowed types are those of `to_avro`, and wider ones (int as long, float as double). Nothing is rounded or cut.
+- A null, a symbol or a size that the schema does not allow is found before fastavro gets the values, because fastavro
+  would write some of them as another value.
 
 Source: org.apache.spark.sql.avro.AvroSerializer, SchemaConverters.
 """
@@ -41,7 +41,7 @@ def encoder(column: ColumnFormat, data_type: pa.DataType) -> "AvroEncoder":
 
 
 class AvroEncoder(RowObjects):
-    """Makes Avro's binary form, without a header."""
+    """Makes the binary encoding of Avro, without a header."""
 
     def __init__(self, schema: Any, names: dict[str, Any]) -> None:
         self._schema = schema
@@ -130,7 +130,7 @@ class AvroEncoder(RowObjects):
 
 
 def _without_null(schema: Any) -> tuple[Any, bool]:
-    """The schema of values that are not null, and whether there may be nulls."""
+    """The schema of values that are not null, and whether null is allowed."""
     if not isinstance(schema, list):
         return schema, _kind(schema) == "null"
     branches = [branch for branch in schema if _kind(branch) != "null"]

@@ -65,7 +65,7 @@ class CsvEncoder:
         text = text.strip(" \t")
         if not text:
             return self._empty_value
-        # Univocity would take a line that begins with # for a comment.
+        # Univocity would read a line that begins with # as a comment.
         if not self._quote or not (self._special.search(text) or (first and text.startswith("#"))):
             return text
         if self._escape:

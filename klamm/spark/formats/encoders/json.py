@@ -37,7 +37,7 @@ def encoder(column: ColumnFormat, data_type: pa.DataType) -> "JsonEncoder":
 
 
 class JsonEncoder:
-    """Makes documents. `time_zone` is that of timestamps; without it, they have the session's."""
+    """Makes documents. Timestamps are in `time_zone`, by default in the session's zone."""
 
     def __init__(self, ignore_null_fields: bool, time_zone: str | None) -> None:
         self._ignore_null_fields = ignore_null_fields
@@ -52,7 +52,7 @@ class JsonEncoder:
         return _around(quote, texts, quote) if quote else texts
 
     def _unquoted(self, array: pa.Array) -> tuple[str, pa.Array]:
-        """A quotation mark, or nothing, and what stands between two of it; null for null."""
+        """(a quotation mark or nothing, the text between two of these); null for null."""
         kind = array.type
         if pa.types.is_struct(kind):
             return "", self._structs(array)
@@ -73,7 +73,7 @@ class JsonEncoder:
         return '"', _escaped(texts) if is_string(kind) else texts
 
     def _structs(self, array: pa.Array) -> pa.Array:
-        # One join makes the documents. Each field begins with a comma, of which the first is left out.
+        # One join makes the documents. Each field begins with a comma; the first comma is left out.
         parts: list[pa.Array | str] = []
         for field, values in zip(array.type, array.flatten(), strict=True):
             name = f",{_quoted(field.name)}:"
@@ -113,7 +113,7 @@ def _check(data_type: pa.DataType, path: str, depth: int) -> None:
 
 
 def _internal(keys: pa.Array) -> pa.Array:
-    """Keys of maps as Spark has them inside, which is how it writes them: dates and timestamps are numbers."""
+    """Keys of maps in Spark's internal form, which Spark writes: dates and timestamps are numbers."""
     if pa.types.is_date32(keys.type):
         return keys.cast(pa.int32())
     return keys.cast(pa.int64()) if pa.types.is_timestamp(keys.type) else keys
@@ -132,7 +132,7 @@ def _quoted(name: str) -> str:
 
 
 def _escaped(texts: pa.Array) -> pa.Array:
-    """Texts as they stand between quotes."""
+    """Texts in the form in which they are between quotes."""
     if not _has_special(texts):
         return texts
     return pa.array([each if each is None else _escape(each) for each in texts.to_pylist()], pa.string())

@@ -2,8 +2,8 @@
 
 Arrow checks and converts whole columns first; then protobuf makes one message after another.
 
-What must stay true: a value that the message cannot have is an error that names row and field. Equal rows have equal
-bytes: entries of maps are sorted.
+What must stay true: a value that the message cannot have is an error that names row and field. Equal rows give equal
+bytes, because entries of maps are sorted.
 
 Source: org.apache.spark.sql.protobuf.ProtobufSerializer.
 """
@@ -165,7 +165,8 @@ def _is_map(field: Any) -> bool:
 
 
 def _seconds_and_nanos(values: pa.Array, *, toward_zero: bool) -> pa.Array:
-    """Timestamps round down to seconds; the two parts of a duration have the same sign."""
+    """Seconds and nanoseconds. The seconds of timestamps are rounded down; the two parts of a duration have the same
+    sign."""
     microseconds = pc.fill_null(values.cast(pa.int64()), 0).to_numpy()
     seconds = microseconds // _MICROSECONDS
     if toward_zero:

@@ -1,9 +1,9 @@
-"""Python's objects of rows, for formats whose libraries write one row after another.
+"""Python objects for rows, for formats whose libraries write one row after another.
 
-Arrow checks and converts whole columns, of which the objects are made column by column: Arrow's own function makes an
-object for each value on the way.
+Arrow checks and converts whole columns. Then the objects are made column by column, because Arrow's own function would
+make a further object for each value.
 
-What must stay true: an error names the row, and the field with all that it is a part of.
+What must stay true: an error names the row, and the full path of the field.
 """
 
 from abc import ABC, abstractmethod
@@ -22,9 +22,9 @@ Rows = npt.NDArray[np.int64]
 
 
 class RowObjects(ABC):
-    """What a format's schema says about values. `rows` has the row that each value is a part of.
+    """Makes objects by a format's schema. `rows` has the row of each value.
 
-    All that takes `rows` raises EncodingError for a value that the schema does not have.
+    Methods that take `rows` raise EncodingError for a value that the schema does not allow.
     """
 
     def objects(self, schema: Any, values: pa.Array) -> list[Any]:
@@ -40,15 +40,15 @@ class RowObjects(ABC):
 
     @abstractmethod
     def check_field(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
-        """Says where a struct's field is null."""
+        """Called with the places where a struct's field is null."""
 
     @abstractmethod
     def check_elements(self, schema: Any, nulls: pa.Array, rows: Rows, path: str) -> None:
-        """Says which elements of the lists or maps at `path` are null."""
+        """Called with the places where elements of the lists or maps at `path` are null."""
 
     @abstractmethod
     def converted(self, schema: Any, values: pa.Array, rows: Rows, path: str) -> pa.Array:
-        """Values that are neither structs, lists nor maps, as the library takes them."""
+        """Values that are neither structs, lists nor maps, converted for the library."""
 
     def _objects(self, schema: Any, values: pa.Array, rows: Rows, path: str) -> list[Any]:
         if pa.types.is_struct(values.type):

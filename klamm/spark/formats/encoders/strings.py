@@ -12,7 +12,7 @@ def encoder(column: ColumnFormat, data_type: pa.DataType) -> "StringEncoder":
 
 
 class StringEncoder:
-    """Makes bytes of texts."""
+    """Makes bytes from texts."""
 
     def encode(self, rows: pa.Array) -> pa.Array:
         return rows.cast(pa.binary())

@@ -1,7 +1,7 @@
-"""Columns of plain values as text, as Spark's JSON and CSV writers have it: whole columns, no object for a row.
+"""Converts columns of plain values to text like Spark's JSON and CSV writers, without an object for each row.
 
-What must stay true: a null stays null; the text is what Spark writes, except that the last digits of a floating point
-number are the fewest that name it (Java before 19 sometimes has one more).
+What must stay true: a null stays null. The text is the one that Spark writes, except that a floating point number has
+the fewest digits that identify it (Java before 19 sometimes writes one more).
 
 Source: org.apache.spark.sql.catalyst.json.JacksonGenerator, org.apache.spark.sql.catalyst.csv.UnivocityGenerator,
 java.lang.Double.toString.
@@ -24,14 +24,14 @@ Numbers = npt.NDArray[Any]
 _PLAIN_FROM, _PLAIN_TO = 1e-3, 1e7
 _LAST_DAY_OF_YEAR_9999 = 2_932_896
 _SECONDS = "%Y-%m-%dT%H:%M:%S"
-# From 2037 on, Arrow knows no summer time, which is a rule of the zone there.
+# From 2037 on, Arrow ignores summer time, because the zone then only has a rule for it.
 _RULES_FROM_MS = 2_114_380_800_000
-# The calendar repeats itself, weekdays included.
+# The calendar, weekdays included, repeats after 400 years.
 _400_YEARS_MS = 146_097 * 86_400_000
 
 
 def is_plain(data_type: pa.DataType) -> bool:
-    """Whether `plain` takes the type."""
+    """Whether `plain` supports the type."""
     checks: tuple[Callable[[pa.DataType], bool], ...] = (
         pa.types.is_boolean,
         pa.types.is_integer,
@@ -46,7 +46,7 @@ def is_plain(data_type: pa.DataType) -> bool:
 
 
 def plain(array: pa.Array, time_zone: str | None) -> pa.Array:
-    """The text of each value. Timestamps are of `time_zone`, by default that of their type, which is the session's."""
+    """The text of each value. Timestamps are in `time_zone`, by default in the zone of their type, the session's."""
     if pa.types.is_floating(array.type):
         return _floats(array)
     if pa.types.is_date32(array.type):
@@ -76,7 +76,7 @@ def _floats(array: pa.Array) -> pa.Array:
 
 
 def _whole_numbers(array: pa.Array, values: Numbers) -> pa.Array | None:
-    """The texts if all values are whole numbers below 10^7, as is common, otherwise None."""
+    """The texts if all values are whole numbers below 10^7, which is common; otherwise None."""
     if array.null_count:
         values = np.nan_to_num(pc.fill_null(array, 0.0).to_numpy(zero_copy_only=False), nan=0.5)
     with np.errstate(invalid="ignore"):
@@ -102,7 +102,7 @@ def _java_float(value: float) -> str:
 
 
 def _with_exponent(value: float, shortest: str) -> str:
-    """What is not plain as Java writes it, from the shortest text that names it."""
+    """A number with an exponent as Java writes it, from the shortest text that identifies the number."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -132,7 +132,7 @@ def _dates(array: pa.Array) -> pa.Array:
 
 
 def _timestamps(array: pa.Array, time_zone: str | None) -> pa.Array:
-    """ISO 8601 with milliseconds, cut off, and with the offset of the zone if the type has one."""
+    """ISO 8601, truncated to milliseconds, with the offset of the zone if the type has a zone."""
     zone = None if array.type.tz is None else time_zone or array.type.tz
     instants = pc.floor_temporal(array.cast(pa.timestamp("us", zone)), unit="millisecond").cast(
         pa.timestamp("ms", zone)
@@ -148,7 +148,7 @@ def _timestamps(array: pa.Array, time_zone: str | None) -> pa.Array:
 
 
 def _rules(zone: str) -> ZoneInfo | None:
-    """The zone as Python has it; None for an offset, which has no rules."""
+    """Python's object for the zone; None for an offset, which has no rules."""
     try:
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError):

@@ -1,3 +1,3 @@
-"""Pipelines that are described by a file: `keys.py` says what a file may have, `parsing.py` makes a pipeline of one
-(`pipeline.py`), and `program.py` writes the PySpark program that the pipeline stands for. `klamm pipeline run` runs it.
+"""Pipelines that are described by a file. `keys.py` has the keys of a file, `parsing.py` makes a pipeline from a file
+(`pipeline.py`), and `program.py` writes the PySpark program of the pipeline. `klamm pipeline run` runs the program.
 """

@@ -1,4 +1,4 @@
-"""The keys of a pipeline's file: one table, from which come the checks and the JSON schema for editors."""
+"""The keys of a pipeline's file: one table, the source of the checks and of the JSON schema for editors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class ValueForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key. `keys` are those of a section; `has_variables` says that `${NAME}` in a text is a variable."""
+    """A key. `keys` are the keys of a section. With `has_variables`, `${NAME}` in a text is a variable."""
 
     kind: ValueForm
     about: str

@@ -1,12 +1,12 @@
-"""Reads the file of a pipeline: YAML, of which every key and value is checked, with its line and column.
+"""Reads the file of a pipeline, which is YAML. Checks every key and value, and reports problems with line and column.
 
 What must stay true:
-- Nothing of the file is executed while it is read: YAML's tags for objects are refused. Its size, its depth and what
-  its aliases stand for are bounded.
-- All problems of a file are told at once, each of them once, with its place. One that only follows from another is not
-  told. No key is ignored, and no value is guessed: an option has the text that stands in the file.
-- The value of a variable (`${NAME}`) is not part of a `Pipeline`: programs and messages have its name. It stands for a
-  value, or a part of one, and never for a key.
+- Reading executes nothing from the file: YAML's tags for objects are refused. The file's size, its depth and the number
+  of values after expanding its aliases are bounded.
+- All problems of a file are reported at once, each once, with its place. A problem that only follows from another
+  problem is not reported. No key is ignored, and no value is guessed: an option has the text that is in the file.
+- The value of a variable (`${NAME}`) is not part of a `Pipeline`: programs and messages have the variable's name. A
+  variable stands for a value or a part of a value, and never for a key.
 """
 
 import difflib
@@ -38,10 +38,10 @@ from klamm.spark.pipelines.files.pipeline import (
 )
 
 MAX_FILE_BYTES = 1_000_000
-# What the aliases of a file stand for counts, too.
+# Aliases count with all values that they stand for.
 MAX_NODES = 20_000
 MAX_DEPTH = 20
-# For one reader or writer.
+# The most problems that are reported for the options of one reader or writer.
 MAX_OPTION_PROBLEMS = 100
 
 TRANSACTIONAL_ID = "kafka.transactional.id"
@@ -54,13 +54,13 @@ _OPTION = re.compile(r"options? ([^\s;:,]+)")
 _VIEW = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "timestamp"))
-# The options of the source that say what a bad row has.
+# The options of the source that define the form of a bad row.
 _TYPED = frozenset(("key.format", "value.format", "mode", "columnnameofcorruptrecord"))
 _NULL = "tag:yaml.org,2002:null"
 
 
 class Problem(NamedTuple):
-    """What is wrong at a place of the file; lines and columns begin at 1."""
+    """A problem at a place of the file. Lines and columns begin at 1."""
 
     line: int
     column: int
@@ -68,7 +68,7 @@ class Problem(NamedTuple):
 
 
 class PipelineFileError(ValueError):
-    """A file that is not a pipeline; `problems` has at least one, and `lines` each of them with its place."""
+    """The file is not a pipeline. `problems` has at least one problem, and `lines` describes each with its place."""
 
     def __init__(self, path: str, problems: Sequence[Problem]) -> None:
         self.problems = sorted(set(problems))
@@ -79,8 +79,7 @@ class PipelineFileError(ValueError):
 def parse(content: bytes, path: str, environment: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline of a file. `path` is for messages. Raises PipelineFileError.
 
-    With an environment it also checks what needs one: that variables are set, and the options of klamm's readers and
-    writers.
+    With `environment`, also checks that variables are set, and the options of klamm's readers and writers.
     """
     reader = _Reader()
     found = reader.read(content)
@@ -94,7 +93,7 @@ def parse(content: bytes, path: str, environment: Mapping[str, str] | None = Non
 
 
 def hide_variables(text: str, names: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A text in which each value of these variables is replaced by the variable's name."""
+    """The text, with each value of these variables replaced by the variable's name."""
     values = {form: name for name in names for form in _forms(environment.get(name, ""))}
     for value in sorted(filter(None, values), key=len, reverse=True):
         text = text.replace(value, f"${{{values[value]}}}")
@@ -102,14 +101,14 @@ def hide_variables(text: str, names: Sequence[str], environment: Mapping[str, st
 
 
 def _forms(value: str) -> Iterator[str]:
-    """A value, and as messages quote it."""
+    """The forms of a value in messages: as it is, and quoted."""
     yield value
     yield repr(value)[1:-1]
     yield json.dumps(value)[1:-1]
 
 
 def _template(text: str) -> Template:
-    """Raises ValueError for a name that no variable can have."""
+    """The text with its variables. Raises ValueError for a name that no variable can have."""
     parts: list[str | Variable] = []
     position = 0
     for match in _VARIABLE.finditer(text):
@@ -138,7 +137,7 @@ class _Reader:
         self._nodes = 0
 
     def read(self, content: bytes) -> dict[str, Any] | None:
-        """The values of the keys that are right; None, with a problem, for what has no keys at all."""
+        """The values of the valid keys; None, with a problem, for a file without keys."""
         node = self._compose(content)
         found = self._value(node, FILE, ()) if node is not None else None
         return found if isinstance(found, dict) and self._nodes <= MAX_NODES else None
@@ -150,7 +149,7 @@ class _Reader:
         self.problems.append(Problem(line, column, text))
 
     def _is_wrong(self, found: Mapping[str, Any], *path: str) -> bool:
-        """Whether the key is there, but not with a value that can be used: what depends on it is not judged."""
+        """Whether the file has the key, but with an unusable value. Then checks that depend on the key are skipped."""
         within: Any = found
         for name in path:
             within = within.get(name) if isinstance(within, dict) else None
@@ -186,7 +185,7 @@ class _Reader:
         """The value of a key; None with a problem."""
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            # Told once: no more of the tree is read.
+            # Reported once. The rest of the tree is not read.
             if self._nodes == MAX_NODES + 1:
                 self._tell_mark(node.start_mark, f"the file stands for more than {MAX_NODES} values")
             return None
@@ -217,7 +216,7 @@ class _Reader:
             if not isinstance(name_node, yaml.ScalarNode) or not isinstance(name, str):
                 self._tell_mark(name_node.start_mark, "a key is not a text")
                 continue
-            # Spark's options have no upper and lower case.
+            # Spark's options are case-insensitive.
             same = name.lower() if key.kind is ValueForm.OPTIONS else name
             if same in names:
                 self._tell_mark(name_node.start_mark, f"{name} is there twice")
@@ -376,7 +375,7 @@ class _Reader:
         )
 
     def _check_variables(self, found: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        """Tells each variable that is not set, where it comes first."""
+        """Reports each variable that is not set, at its first place."""
         places: dict[str, Path] = {}
         for path, text in _templates(found, ()):
             for name in text.variables:
@@ -395,15 +394,15 @@ def _templates(found: Any, path: Path) -> Iterator[tuple[Path, Template]]:
 
 
 class _OptionsOf:
-    """Tells every problem of the options of a reader or a writer, of which klamm's own check raises the first.
+    """Reports every problem of the options of a reader or a writer. klamm's own check only raises the first.
 
-    An option with a problem is left out, and the others are checked again. What is wrong only because of what was left
-    out is not told, and neither is what one cannot know because a variable is not set.
+    So an option with a problem is left out, and the others are checked again. Problems that only follow from an omitted
+    option, or from a variable that is not set, are not reported.
     """
 
     def __init__(self, reader: _Reader, cluster: Options, environment: Mapping[str, str]) -> None:
         self._reader, self._cluster, self._environment = reader, cluster, environment
-        # Problems that no option of a file has; they are the same for all of its readers and writers.
+        # Problems that belong to no option of the file, and are the same for all of its readers and writers.
         self._told: set[str] = set()
 
     def __call__(self, path: Path, own: Options, check: Callable[[Mapping[str, str]], object]) -> None:
@@ -438,7 +437,7 @@ class _OptionsOf:
                 left_out.update(names)
 
     def _hidden(self, message: str, options: Options) -> str:
-        """The message with variables in the place of their values. Names of options, and what is allowed, stay."""
+        """The message with variables in place of their values. Names of options, and the allowed values, stay."""
         names = {name: f"${{{name}}}" for text in options.values() for name in text.variables}
         values = {self._environment[name]: told for name, told in names.items() if name in self._environment}
         for text in options.values():
@@ -454,7 +453,7 @@ class _OptionsOf:
 
 
 def _in_place_of(left_out: set[str]) -> dict[str, str]:
-    """Options that a reader or a writer needs, for those that were left out."""
+    """Substitutes for required options that were left out."""
     needed = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "topic", "checkpointlocation": "/"}
     found = {name: text for name, text in needed.items() if name in left_out}
     return found | ({"subscribe": "topic"} if left_out & {"subscribe", "subscribepattern", "assign"} else {})
@@ -474,7 +473,7 @@ def _unknown(name: str, keys: Mapping[str, Key], path: Path) -> str:
 
 
 def is_klamm(form: str) -> bool:
-    """Spark finds a format by its name in upper and lower case."""
+    """Whether this is klamm's format. The names of formats are case-insensitive in Spark."""
     return form.lower() == KLAMM
 
 
@@ -485,7 +484,7 @@ def _is_read(topic: str, topics: Topics) -> bool:
 
 
 class _Typed(NamedTuple):
-    """Which columns of the source are texts, or decoded in another way, and what becomes of corrupt records."""
+    """Which columns of the source are texts or otherwise decoded, and how corrupt records are handled."""
 
     texts: frozenset[str]
     decoded: frozenset[str]
@@ -504,7 +503,7 @@ class _Typed(NamedTuple):
         )
 
     def read(self, column: str) -> str:
-        """An expression for the bytes of a key or value: those that were read where they could not be decoded."""
+        """An expression for the bytes of a key or value; for a corrupt record, the bytes that were read."""
         if column in self.texts:
             return f"CAST({column} AS BINARY)"
         if column in self.decoded:

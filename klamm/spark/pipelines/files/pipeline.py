@@ -1,4 +1,4 @@
-"""A pipeline as plain values: what its file stands for, with names of variables in place of their values."""
+"""A pipeline as plain values: the content of its file, with names of variables in place of their values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Template:
         return [part.name for part in self.parts if isinstance(part, Variable)]
 
     def text(self, environment: Mapping[str, str]) -> str:
-        """Raises KeyError for a variable that is not set."""
+        """The text with the variables' values. Raises KeyError for a variable that is not set."""
         return "".join(environment[part.name] if isinstance(part, Variable) else part for part in self.parts)
 
 
@@ -36,7 +36,7 @@ Options = Mapping[str, Template]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A batch that is read for the SQL."""
+    """A table that the SQL uses, read as a batch."""
 
     name: str
     format: str
@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is read."""
+    """The source of the rows."""
 
     format: str
     stream: bool
@@ -56,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Where bad rows go. `key`, `value`, `where` and `reason` are expressions of SQL."""
+    """The topic for bad rows. `key`, `value`, `where` and `reason` are SQL expressions."""
 
     topic: str
     where: str
@@ -77,7 +77,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where rows go."""
+    """The target of the rows."""
 
     format: str
     mode: str

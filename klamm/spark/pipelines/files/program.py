@@ -1,11 +1,11 @@
-"""Writes the PySpark program that a pipeline stands for. `klamm pipeline run` runs this very program.
+"""Writes the PySpark program of a pipeline. `klamm pipeline run` runs this program.
 
-The program needs nothing but PySpark, and klamm for topics. With errors, a stream is two queries over the same source,
-each with a checkpoint of its own: one writes the bad rows, the other the good ones. So a restart of either loses no
-row, and each row is written at least once.
+The program only needs PySpark, and klamm for topics. With errors, a stream is two queries over the same source, each
+with its own checkpoint: one writes the bad rows, the other the good rows. So a restart of either query loses no row,
+and each row is written at least once.
 
-What must stay true: the texts of the file are literals of the program and nothing else; a variable's value is not in
-it.
+What must stay true: the texts of the file appear in the program only as literals. The program does not contain the
+values of variables.
 """
 
 import ast
@@ -32,7 +32,7 @@ ERROR_HEADERS: Mapping[str, str] = {
     "__klamm.errors.partition": "partition",
     "__klamm.errors.offset": "offset",
 }
-"""The headers of a bad row, and their expressions; one more has the reason."""
+"""The headers of a bad row, and their expressions. One more header has the reason."""
 REASON_HEADER = "__klamm.errors.reason"
 
 
@@ -90,7 +90,7 @@ def _start(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _reading(pipeline: Pipeline, name: str, read: Source | Table, view: str) -> Iterator[str]:
-    """The statements by which the reader in the variable `name` becomes rows and a view."""
+    """The statements that make rows and a view from the reader in the variable `name`."""
     if read.schema is not None:
         yield f"    {name} = {name}.schema({_text(read.schema)})"
     yield f"    {name} = {name}{_with_options(pipeline, read.format, read.options)}.load()"
@@ -181,7 +181,7 @@ def _template(template: Template) -> str:
 
 
 def _text(text: str) -> str:
-    """A literal; of several lines where it can be read like that."""
+    """A literal, on several lines if that is readable."""
     if "\n" in text and "\\" not in text:
         literal = f'"""{text}"""'
         try:
@@ -193,6 +193,6 @@ def _text(text: str) -> str:
 
 
 def _double_quoted(text: str) -> str:
-    """As formatters of Python write it, where that needs no escape."""
+    """A literal in double quotes, as Python formatters write it, if it needs no escape."""
     literal = repr(text)
     return f'"{text}"' if literal == f"'{text}'" and '"' not in text else literal
