@@ -526,7 +526,7 @@ class BrokerKeys:
         (), "Java classes that report metrics.", importance=LOW, without_effect=JAVA_REPORTERS
     )
     kafka_metrics_polling_interval_secs: int = integer(
-        10, "How often those report.", at_least(1), importance=LOW, without_effect=JAVA_REPORTERS
+        10, "How often kafka.metrics.reporters report.", at_least(1), importance=LOW, without_effect=JAVA_REPORTERS
     )
 
     # -- security -------------------------------------------------------------------------------------------------
@@ -630,7 +630,7 @@ class BrokerKeys:
         0.8, "Share of a ticket's life before its renewal.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_ticket_renew_jitter: float = double(
-        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SASL
+        0.05, "Random part of the moment of a ticket's renewal.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_kerberos_min_time_before_relogin: int = long(
         60000, "Shortest time between two logins.", update_mode=PER_BROKER, without_effect=SASL
@@ -642,7 +642,7 @@ class BrokerKeys:
         0.8, "Share of a credential's life before its renewal.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_login_refresh_window_jitter: float = double(
-        0.05, "Random part of it.", update_mode=PER_BROKER, without_effect=SASL
+        0.05, "Random part of the moment of a credential's renewal.", update_mode=PER_BROKER, without_effect=SASL
     )
     sasl_login_refresh_min_period_seconds: int = short(
         60, "Shortest time between two renewals.", update_mode=PER_BROKER, without_effect=SASL
@@ -664,7 +664,9 @@ class BrokerKeys:
     password_encoder_secret: str | None = password(
         None, "Key that encrypts stored passwords.", without_effect=PASSWORDS
     )
-    password_encoder_old_secret: str | None = password(None, "The key before it was changed.", without_effect=PASSWORDS)
+    password_encoder_old_secret: str | None = password(
+        None, "The password.encoder.secret before it was changed.", without_effect=PASSWORDS
+    )
     password_encoder_keyfactory_algorithm: str | None = string(
         None, "How the key is derived.", importance=LOW, without_effect=JAVA_SECURITY
     )
