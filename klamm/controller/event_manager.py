@@ -1,7 +1,9 @@
 """The queue of the controller's events and the one task that processes them (Kafka's `ControllerEventManager`).
 
 What must stay true:
-- Events are processed one at a time, in the order in which they were put.
+- Events are processed one at a time, in the order in which they were put; but a change of brokers waits only for the
+  event in progress. A write to a partition's state that comes before it would hide from the next controller that a
+  broker has bounced (bounces.py). (Kafka processes it in its turn.)
 - Every queued event is either processed or preempted, never both: an event that `close` interrupts is preempted too,
   and its processing never continues.
 - A fault of the program in one event ends the processing of all events: the process has to stop.
@@ -24,6 +26,8 @@ from klamm.controller.state_change_log import StateChangeLog
 # The states whose time is not measured.
 _NOT_TIMED = (ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED)
 
+# Without being the controller, and after losing its session, a broker must not act on changes of brokers.
+_FIRST = (ControllerState.CONTROLLER_CHANGE, ControllerState.BROKER_CHANGE)
 
 # After this time without events the waiting times of the last events are forgotten (eventQueueTimeTimeoutMs).
 QUEUE_TIME_TIMEOUT_MS = 300_000
@@ -78,8 +82,9 @@ class ControllerEventManager:
 
     @property
     def oldest_waits_ms(self) -> float:
-        """How long the event at the head of the queue has waited; 0 when the queue is empty."""
-        return _ms_since(self._queue[0].put_at) if self._queue else 0.0
+        """How long the event that has waited longest has waited; 0 when none waits."""
+        in_turn = islice(self._queue, self._first_in_turn(), None)
+        return max((_ms_since(queued.put_at) for queued in (*islice(self._queue, 1), *islice(in_turn, 1))), default=0.0)
 
     @property
     def current(self) -> tuple[ControllerEvent, float] | None:
@@ -101,13 +106,21 @@ class ControllerEventManager:
         if self._is_closed:
             self._preempt(event, 0.0)
             return
-        self._queue.append(_QueuedEvent(event, asyncio.get_running_loop().time()))
+        position = self._first_in_turn() if event.state is ControllerState.BROKER_CHANGE else len(self._queue)
+        self._queue.insert(position, _QueuedEvent(event, asyncio.get_running_loop().time()))
         self._wake.set()
 
     def clear_and_put(self, event: ControllerEvent) -> None:
         """Preempts all waiting events, in order, and queues `event`. The event in progress continues."""
         self._preempt_waiting()
         self.put(event)
+
+    def _first_in_turn(self) -> int:
+        """Where the queue has its first event that a change of brokers need not wait for."""
+        for index, queued in enumerate(self._queue):
+            if queued.event.state not in _FIRST:
+                return index
+        return len(self._queue)
 
     async def close(self) -> None:
         """Interrupts the event in progress, and preempts it and all waiting events. Idempotent.

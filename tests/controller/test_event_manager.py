@@ -33,9 +33,15 @@ class Log(list[str]):
 class Event(ControllerEvent):
     """Writes down what becomes of it. Its processing waits for `gate`, if it has one, and then raises `error`."""
 
-    state = ControllerState.TOPIC_CHANGE
-
-    def __init__(self, name: str, log: Log, gate: asyncio.Event | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        log: Log,
+        gate: asyncio.Event | None = None,
+        error: Exception | None = None,
+        state: ControllerState = ControllerState.TOPIC_CHANGE,
+    ) -> None:
+        self.state = state  # type: ignore[misc]  # one class for events of all states
         self.name = name
         self.log = log
         self.gate = gate
@@ -62,11 +68,17 @@ class Scene:
 
     async def _process(self, event: ControllerEvent) -> None:
         assert isinstance(event, Event)
-        assert self.manager.state is ControllerState.TOPIC_CHANGE
+        assert self.manager.state is event.state
         await event.process()
 
-    def put(self, name: str, gate: asyncio.Event | None = None, error: Exception | None = None) -> None:
-        self.manager.put(Event(name, self.log, gate, error))
+    def put(
+        self,
+        name: str,
+        gate: asyncio.Event | None = None,
+        error: Exception | None = None,
+        state: ControllerState = ControllerState.TOPIC_CHANGE,
+    ) -> None:
+        self.manager.put(Event(name, self.log, gate, error, state))
 
 
 @asynccontextmanager
@@ -115,6 +127,26 @@ async def test_one_after_another_in_order() -> None:
         assert (scene.manager.state, scene.manager.queue_size) == (ControllerState.IDLE, 0)
         scene.put("later")
         await scene.log.wait_for("end later")
+
+
+async def test_a_change_of_brokers_waits_only_for_the_event_in_progress_and_for_elections() -> None:
+    async with playing() as scene:
+        gate = asyncio.Event()
+        scene.manager.start()
+        scene.put("a", gate)
+        await scene.log.wait_for("begin a")
+        scene.put("election", state=ControllerState.CONTROLLER_CHANGE)
+        for name in ("b", "c"):
+            scene.put(name)
+        await asyncio.sleep(0.01)
+        for name in ("first", "second"):
+            scene.put(name, state=ControllerState.BROKER_CHANGE)
+        scene.put("last", state=ControllerState.CONTROLLER_CHANGE)
+        assert scene.manager.oldest_waits_ms >= 10
+        gate.set()
+        await scene.log.wait_for("end last")
+        begun = [entry.removeprefix("begin ") for entry in scene.log if entry.startswith("begin ")]
+        assert begun == ["a", "election", "first", "second", "b", "c", "last"]
 
 
 async def test_clearing_preempts_what_waits_but_not_what_runs() -> None:

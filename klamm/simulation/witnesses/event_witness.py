@@ -21,9 +21,9 @@ class _WitnessedQueue(deque[object]):
         super().__init__()
         self._on_put = on_put
 
-    def append(self, item: object) -> None:
+    def insert(self, index: int, item: object) -> None:
         self._on_put(item)
-        super().append(item)
+        super().insert(index, item)
 
 
 class EventWitness:
