@@ -108,6 +108,9 @@ def test_both_tools_describe_what_each_has_set(oracle: Oracle) -> None:
     assert ours(server, "describe --user alice") == credential
     ours(server, "alter --user alice --delete-config SCRAM-SHA-256 --yes")
     ours(server, "alter --user alice --client c1 --delete-config producer_byte_rate,request_percentage --yes")
+    # Other tests use these brokers.
+    ours(server, "alter --client-defaults --delete-config consumer_byte_rate --yes")
+    ours(server, "alter --ip 127.0.0.9 --delete-config connection_creation_rate --yes")
     until(lambda: ours(server, "describe --user alice") == "")
 
 
