@@ -49,8 +49,9 @@ def test_the_files_of_a_killed_broker(
     assert capsys.readouterr().out == java_tool(kafka_jars, "kafka.tools.DumpLogSegments", *options).decode()
 
     assert main.run(["log", "verify", str(broker.data_directory), "--json"]) == 0
-    directory, *logs = map(json.loads, capsys.readouterr().out.splitlines())
+    directory, *logs, total = map(json.loads, capsys.readouterr().out.splitlines())
     assert (directory["broker_id"], directory["is_clean"], directory["problems"]) == ("1", False, [])
+    assert (total["partitions"], total["not_verified"]) == (len(logs), 0)
     (verified,) = (log for log in logs if log["topic"] == "t")
     assert (verified["records"], verified["start"]["log_end_offset"], verified["start"]["lost_bytes"]) == (500, 500, 0)
 

@@ -292,6 +292,8 @@ def controller_id(read: Read) -> int:
     if registrations is not None:
         found = registrations.controller
         return found.broker_id if found is not None and found.broker_id in read.live else -1
+    if not _has_zookeeper(kind_of(None if read.digest.value is None else read.digest.value.facts)):
+        return -1  # A broker of KRaft names any live broker.
     named = [each.controller_id for each in read.heard.values() if each.why_not is None]
     return next((each for each in named if each in read.live), -1)
 
