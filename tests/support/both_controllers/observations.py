@@ -1,0 +1,121 @@
+"""What there is to see of a cluster at rest, in words that are the same for both: names instead of numbers that depend on
+the machine or on chance, no timestamps. Everything that is left out or renamed is here and in `known.py`."""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from support.both_controllers.controllers import BROKER_IDS
+from support.both_controllers.recorder import Recorder
+
+LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA = "LeaderAndIsr", "UpdateMetadata", "StopReplica"
+
+State = dict[str, Any]
+Heard = tuple[int, str, str]
+"""A broker, the name of an API, a partition (`a-0`)."""
+
+
+class Observation(NamedTuple):
+    """`told`: all states that each broker was told in this step, `last`: what it was told last; of the brokers that are
+    alive. `live`: the brokers that it takes for alive."""
+
+    answers: list[str]
+    znodes: dict[str, Any]
+    told: dict[Heard, list[State]]
+    last: dict[Heard, State]
+    live: dict[int, dict[str, str]]
+
+
+class Names:
+    """The names of a scenario. Ids that are random get the order of their appearance."""
+
+    def __init__(self, prefix: str, first_epoch: int) -> None:
+        self._prefix, self._first_epoch = prefix, first_epoch
+        self._ids: dict[str, str] = {}
+
+    def text(self, text: str) -> str:
+        return text.replace(self._prefix, "")
+
+    def partition(self, key: tuple[str, int]) -> str:
+        return self.text(f"{key[0]}-{key[1]}")
+
+    def controller_epoch(self, epoch: int) -> int:
+        return epoch - self._first_epoch
+
+    def topic_id(self, value: "UUID | str | None") -> str:
+        if value is None or value == UUID(int=0):
+            return "none"
+        if isinstance(value, str):
+            try:
+                value = UUID(bytes=base64.urlsafe_b64decode(value + "=="))
+            except (ValueError, binascii.Error):
+                return value
+        if value.int >> 100 == 1:
+            return f"given {value.int & 0xFFFF:x}"
+        return self._ids.setdefault(str(value), f"random {len(self._ids)}")
+
+
+def observe(
+    znodes: Mapping[str, tuple[bytes, int]], recorders: Mapping[int, Recorder], answers: Sequence[str], names: Names
+) -> Observation:
+    seen = {names.text(path): _content(path, data, names, recorders) for path, (data, _) in znodes.items()}
+    told: dict[Heard, list[State]] = {}
+    last: dict[Heard, State] = {}
+    alive = {id_: recorder for id_, recorder in recorders.items() if recorder.is_alive}
+    for broker_id, recorder in alive.items():
+        for each in recorder.told:
+            states = told.setdefault((broker_id, each.kind, names.partition(each.partition)), [])
+            states.append(_state(each.state, names, recorders))
+        for (kind, partition), state in recorder.last.items():
+            last[broker_id, kind, names.partition(partition)] = _state(state, names, recorders)
+    live = {
+        broker_id: {str(id_): _address(recorders, id_, port) for id_, port in sorted(recorder.last_live.items())}
+        for broker_id, recorder in alive.items()
+    }
+    return Observation([*answers], seen, told, last, live)
+
+
+def _state(state: State, names: Names, recorders: Mapping[int, Recorder]) -> State:
+    renamed = dict(state)
+    if "leader_address" in renamed:
+        leader, port = renamed["leader_address"]
+        renamed["leader_address"] = None if port is None else _address(recorders, leader, port)
+    if "topic_id" in renamed:
+        renamed["topic_id"] = names.topic_id(renamed["topic_id"])
+    if "controller_epoch" in renamed:
+        renamed["controller_epoch"] = names.controller_epoch(renamed["controller_epoch"])
+    return renamed
+
+
+def _address(recorders: Mapping[int, Recorder], broker_id: int, port: int) -> str:
+    return recorders[broker_id].address_name(port) if broker_id in recorders else "its own"
+
+
+def _content(path: str, data: bytes, names: Names, recorders: Mapping[int, Recorder]) -> Any:
+    try:
+        value = json.loads(data) if data else None
+    except ValueError:
+        return data.decode(errors="replace")
+    if path == "/controller_epoch":
+        return names.controller_epoch(value)
+    if not isinstance(value, dict):
+        return value
+    value.pop("timestamp", None)
+    if path == "/controller":
+        value["brokerid"] = "one of them" if value["brokerid"] in BROKER_IDS else value["brokerid"]
+    elif path == "/cluster/id":
+        value["id"] = "random"
+    elif path.startswith("/brokers/ids/"):
+        broker_id = int(path.rpartition("/")[2])
+        address = _address(recorders, broker_id, value["port"])
+        port = value["port"]
+        value["port"] = address
+        value["endpoints"] = [endpoint.replace(str(port), address) for endpoint in value["endpoints"]]
+    elif path.endswith("/state"):
+        value["controller_epoch"] = names.controller_epoch(value["controller_epoch"])
+    elif path.startswith("/brokers/topics/"):
+        value["topic_id"] = names.topic_id(value.get("topic_id"))
+    return json.loads(names.text(json.dumps(value)))
