@@ -1,29 +1,25 @@
 """Compares what both clusters show after each step of a scenario.
 
-Leader epochs and the controller epochs of decisions are compared, too, though klamm begins leader epochs that Kafka does
-not begin (`known.may_begin_epoch`): klamm's epoch of a partition is Kafka's and the number of these so far, which never
-falls and rises only in a step for which `known.py` names a reason.
+Leader epochs, the versions of states and the controller epochs of decisions are compared, too, though klamm begins
+leader epochs that Kafka does not begin: klamm's epoch of a partition is Kafka's and the number of these so far, which
+never falls and rises only in a step for which `known.EPOCH_RULES` have a reason.
 """
 
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from support.both_controllers import known
-from support.both_controllers.observations import STOP_REPLICA, Observation, State
+from support.both_controllers.observations import Observation, State
 from support.both_controllers.steps import FAILOVERS, Step
-
-K = TypeVar("K", bound=Hashable)
 
 EPOCHS = ("leader_epoch", "zk_version", "controller_epoch")
 
 
 class Difference(NamedTuple):
-    """`where` names what differs, with what each side shows there. `reason` if it is known."""
+    """`where` names what differs, with what each side shows there."""
 
     where: str
     kafka: Any
     klamm: Any
-    reason: str = ""
 
     @property
     def signature(self) -> str:
@@ -31,8 +27,7 @@ class Difference(NamedTuple):
         return self.where.partition(":")[0]
 
     def __str__(self) -> str:
-        reason = f"\n      known: {self.reason}" if self.reason else ""
-        return f"{self.where}\n      Kafka: {self.kafka}\n      klamm: {self.klamm}{reason}"
+        return f"{self.where}\n      Kafka: {self.kafka}\n      klamm: {self.klamm}"
 
 
 class Comparison:
@@ -42,12 +37,18 @@ class Comparison:
         # How many epochs klamm has begun that Kafka has not, for each partition.
         self._begun: dict[str, int] = {}
         self._before: Observation | None = None
+        self._klamm_states: dict[str, State | None] = {}
+        self._returned: dict[str, frozenset[int]] = {}
+        # How often each known reason applied, and the one after which both clusters are in different states.
         self.reasons: dict[str, int] = {}
+        self.ended_by = ""
 
     def compare(self, step: Step, kafka: Observation, klamm: Observation) -> list[Difference]:
         found: list[Difference] = []
         self._step, self._found = step, found
-        self._allowed = known.epochs_begun(step, self._before) if self._before is not None else {}
+        before = kafka if self._before is None else self._before
+        case = known.Case(step, before, kafka, self._returned)
+        self._allowed = known.epochs_begun(case)
         self._now: dict[str, int] = {}
         self._equal("answers", kafka.answers, klamm.answers)
         for path in sorted(kafka.znodes.keys() | klamm.znodes.keys()):
@@ -70,7 +71,33 @@ class Comparison:
                 self._begun.pop(partition, None)
         self._begun.update(self._now)
         self._before = kafka
-        return found
+        self._note_returned(step, klamm)
+        return self._unknown(case, found)
+
+    def _unknown(self, case: known.Case, found: list[Difference]) -> list[Difference]:
+        unknown = []
+        for difference in found:
+            rule = next((rule for rule in known.DIFFERENCES if rule.applies(case, *difference)), None)
+            if rule is None:
+                unknown.append(difference)
+                continue
+            self._count(rule.reason)
+            if rule.ends:
+                self.ended_by = rule.reason
+        return [] if self.ended_by else unknown
+
+    def _count(self, reason: str) -> None:
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def _note_returned(self, step: Step, klamm: Observation) -> None:
+        states = {partition: klamm.state(partition) for partition in klamm.replicas()}
+        back = frozenset(step.arguments[:1] if step.kind in ("start", "bounce") else ())
+        self._returned = {
+            partition: self._returned.get(partition, frozenset()) | back
+            for partition, state in states.items()
+            if state == self._klamm_states.get(partition)
+        }
+        self._klamm_states = states
 
     def _equal(self, where: str, kafka: Any, klamm: Any) -> None:
         if kafka != klamm:
@@ -94,8 +121,9 @@ class Comparison:
         for old, new in zip(kafka, klamm, strict=True):
             begun = new["leader_epoch"] - old["leader_epoch"] if old["leader_epoch"] >= 0 else 0
             is_explained = before <= begun <= most if old["leader_epoch"] >= 0 else old == new
+            if "zk_version" in old:
+                is_explained &= new["zk_version"] - old["zk_version"] == begun  # A write for each epoch.
             if begun or before:
-                # A write for each epoch.
                 is_explained &= new.get("controller_epoch", 0) >= old.get("controller_epoch", 0)
             else:
                 is_explained &= new.get("controller_epoch") == old.get("controller_epoch")
@@ -104,7 +132,7 @@ class Comparison:
                 return
             if begun > before:
                 for reason in self._allowed[partition]:
-                    self.reasons[reason] = self.reasons.get(reason, 0) + 1
+                    self._count(reason)
 
 
 def _without_epochs(state: State) -> State:

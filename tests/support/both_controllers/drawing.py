@@ -1,7 +1,7 @@
 """Draws scenarios: what operators do, what happens to brokers, and sometimes what nobody should do.
 
-A small model of the cluster keeps most steps sensible: topics that exist, replicas that are alive. It may be wrong about
-what the controllers make of them; every step can be done in every state.
+A small model of the cluster keeps most steps sensible: topics that exist, replicas that are alive. It may be wrong
+about what the controllers make of them; every step can be done in every state.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""What there is to see of a cluster at rest, in words that are the same for both: names instead of numbers that depend on
-the machine or on chance, no timestamps. Everything that is left out or renamed is here and in `known.py`."""
+"""What there is to see of a cluster at rest, in words that are the same for both: names instead of numbers that depend
+on the machine or on chance, no timestamps. Everything that is left out or renamed is here and in `known.py`."""
 
 import base64
 import binascii
@@ -20,13 +20,39 @@ Heard = tuple[int, str, str]
 
 class Observation(NamedTuple):
     """`told`: all states that each broker was told in this step, `last`: what it was told last; of the brokers that are
-    alive. `live`: the brokers that it takes for alive."""
+    alive. `live`: the brokers that it takes for alive. `alive` are the brokers that are, `failed` the partitions that
+    each has on a disk that fails."""
 
     answers: list[str]
     znodes: dict[str, Any]
     told: dict[Heard, list[State]]
     last: dict[Heard, State]
     live: dict[int, dict[str, str]]
+    alive: frozenset[int]
+    failed: dict[int, list[str]]
+
+    def replicas(self) -> dict[str, list[int]]:
+        """The assigned replicas of each partition."""
+        return {
+            f"{path.rpartition('/')[2]}-{number}": ids
+            for path, value in self.znodes.items()
+            if path.count("/") == 3 and path.startswith("/brokers/topics/") and isinstance(value, dict)
+            for number, ids in value["partitions"].items()
+        }
+
+    def state(self, partition: str) -> State | None:
+        """What ZooKeeper has of its leader and ISR."""
+        topic, _, number = partition.rpartition("-")
+        state = self.znodes.get(f"/brokers/topics/{topic}/partitions/{number}/state")
+        return state if isinstance(state, dict) else None
+
+    def offline(self, partition: str) -> set[int]:
+        """The assigned replicas that are dead or on a disk that fails."""
+        return {
+            id_
+            for id_ in self.replicas().get(partition, ())
+            if id_ not in self.alive or partition in self.failed.get(id_, ())
+        }
 
 
 class Names:
@@ -50,12 +76,14 @@ class Names:
             return "none"
         if isinstance(value, str):
             try:
-                value = UUID(bytes=base64.urlsafe_b64decode(value + "=="))
+                topic_id = UUID(bytes=base64.urlsafe_b64decode(value + "=="))
             except (ValueError, binascii.Error):
                 return value
-        if value.int >> 100 == 1:
-            return f"given {value.int & 0xFFFF:x}"
-        return self._ids.setdefault(str(value), f"random {len(self._ids)}")
+        else:
+            topic_id = value
+        if topic_id.int >> 100 == 1:
+            return f"given {topic_id.int & 0xFFFF:x}"
+        return self._ids.setdefault(str(topic_id), f"random {len(self._ids)}")
 
 
 def observe(
@@ -75,7 +103,8 @@ def observe(
         broker_id: {str(id_): _address(recorders, id_, port) for id_, port in sorted(recorder.last_live.items())}
         for broker_id, recorder in alive.items()
     }
-    return Observation([*answers], seen, told, last, live)
+    failed = {id_: sorted(map(names.partition, recorder.failed)) for id_, recorder in recorders.items()}
+    return Observation([*answers], seen, told, last, live, frozenset(alive), failed)
 
 
 def _state(state: State, names: Names, recorders: Mapping[int, Recorder]) -> State:
@@ -100,7 +129,7 @@ def _content(path: str, data: bytes, names: Names, recorders: Mapping[int, Recor
     except ValueError:
         return data.decode(errors="replace")
     if path == "/controller_epoch":
-        return names.controller_epoch(value)
+        return names.controller_epoch(int(data))
     if not isinstance(value, dict):
         return value
     value.pop("timestamp", None)

@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from klamm.base.environment import Environment
 from klamm.base.system_environment import SystemEnvironment
 from klamm.simulation.runs.shrinking import fewest
 from klamm.zookeeper.server import ZooKeeperServer
@@ -17,12 +16,15 @@ from support.both_controllers.steps import Scenario, Step
 
 
 class Outcome(NamedTuple):
-    """The differences after the last step that was played, if there are any, and how often known reasons applied."""
+    """The differences after the last step that was played, if there are any, and how often known reasons applied.
+
+    `ended_by`: the known reason why both clusters are in different states after that step."""
 
     scenario: Scenario
     played: int
     differences: list[Difference]
     reasons: dict[str, int]
+    ended_by: str = ""
 
     @property
     def signature(self) -> str:
@@ -44,7 +46,7 @@ class Pair:
         differences = comparison.compare(beginning, *await asyncio.gather(*(side.observation() for side in sides)))
         played = 0
         for step in scenario.steps:
-            if differences:
+            if differences or comparison.ended_by:
                 break
             played += 1
             seen = await asyncio.gather(*(side.do(step.kind, step.arguments) for side in sides), return_exceptions=True)
@@ -55,23 +57,23 @@ class Pair:
                     raise each
             if not differences:
                 differences = comparison.compare(step, *seen)  # type: ignore[arg-type]
-        return Outcome(scenario.with_steps(scenario.steps[:played]), played, differences, comparison.reasons)
-
+        done = scenario.with_steps(scenario.steps[:played])
+        return Outcome(done, played, differences, comparison.reasons, comparison.ended_by)
 
     async def shrink(self, outcome: Outcome, max_runs: int = 60) -> Outcome:
         """The shortest scenario found that differs in the same way, and how."""
         loop = asyncio.get_running_loop()
-        tried: dict[tuple[Step, ...], Outcome] = {outcome.scenario.steps: outcome}
+        tried = {outcome.scenario.encode(): outcome}
 
         def differs(steps: Sequence[Step]) -> bool:
             candidate = outcome.scenario.with_steps(steps)
-            if candidate.steps not in tried and len(tried) < max_runs:
-                tried[candidate.steps] = asyncio.run_coroutine_threadsafe(self.play(candidate), loop).result()
-            found = tried.get(candidate.steps)
+            if candidate.encode() not in tried and len(tried) < max_runs:
+                tried[candidate.encode()] = asyncio.run_coroutine_threadsafe(self.play(candidate), loop).result()
+            found = tried.get(candidate.encode())
             return found is not None and found.signature == outcome.signature
 
         steps = await asyncio.to_thread(fewest, outcome.scenario.steps, differs)
-        return tried[tuple(steps)]
+        return tried[outcome.scenario.with_steps(steps).encode()]
 
 
 @asynccontextmanager
@@ -84,10 +86,9 @@ async def pair(jars: Path, directory: Path) -> AsyncIterator[Pair]:
         await server.start()
         stack.push_async_callback(server.stop)
         connect = f"127.0.0.1:{server.port}"
-        kafka = Side(environment, KafkaControllers(jars, directory / "kafka", f"{connect}/kafka"), f"{connect}/kafka", server)
-        klamm = Side(
-            environment, KlammControllers(environment, directory / "klamm", f"{connect}/klamm"), f"{connect}/klamm", server
-        )
+        on_kafka, on_klamm = f"{connect}/kafka", f"{connect}/klamm"
+        kafka = Side(environment, KafkaControllers(jars, directory / "kafka", on_kafka), on_kafka, server)
+        klamm = Side(environment, KlammControllers(environment, directory / "klamm", on_klamm), on_klamm, server)
         for side in (kafka, klamm):
             stack.push_async_callback(side.end)
         await asyncio.gather(kafka.begin(), klamm.begin())

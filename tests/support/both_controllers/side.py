@@ -1,18 +1,19 @@
 """One of the two clusters: it does the steps of a scenario, comes to rest, and says what is there.
 
 Rest. The controller's queue and its channel to each broker keep their order, and so do ZooKeeper's notifications. A
-barrier is a change of the state of the topic `barrier`, which a recorder of its own holds, and a notification of it: the
-controller tells all brokers the new state. A broker that has heard of it has had all earlier requests and has answered
-them, and what the answers cause stands in the controller's queue before the next barrier. So two barriers in a row
-between which no broker was told anything else and no znode changed mean that nothing is under way. Brokers that a
+barrier is a change of the state of the topic `barrier`, which a recorder of its own holds, and a notification of it:
+the controller tells all brokers the new state. A broker that has heard of it has had all earlier requests and has
+answered them, and what the answers cause stands in the controller's queue before the next barrier. So two barriers in a
+row between which no broker was told anything else and no znode changed mean that nothing is under way. Brokers that a
 scenario keeps from answering are not waited for. A rest that does not come within `PATIENCE_S` is `NoRest`.
 """
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from uuid import UUID
 
 from klamm.base.environment import Environment
@@ -26,13 +27,13 @@ from klamm.znodes.configs import config_path, encode_config, topic_entity
 from klamm.znodes.requests import (
     DELETE_TOPICS_PATH,
     ISR_CHANGE_PREFIX,
+    LOG_DIR_EVENT_PREFIX,
     PREFERRED_REPLICA_ELECTION_PATH,
     REASSIGN_PARTITIONS_PATH,
     delete_topic_path,
     encode_log_dir_event,
     encode_partitions,
     encode_reassignment,
-    LOG_DIR_EVENT_PREFIX,
 )
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
@@ -47,9 +48,11 @@ from support.one_broker import Client
 
 ANCHOR = 50
 """The recorder that holds the barrier's topic: it never dies, and is not looked at."""
-PATIENCE_S = 120
-AGAIN_S = 3
+PATIENCE_S = 600
+AGAIN_S = 20
 QUIET_ROUNDS = 2
+
+T = TypeVar("T")
 
 
 class NoRest(AssertionError):
@@ -59,7 +62,9 @@ class NoRest(AssertionError):
 class Side:
     """`play` begins a scenario; each step is a method."""
 
-    def __init__(self, environment: Environment, controllers: Controllers, connect: str, server: ZooKeeperServer) -> None:
+    def __init__(
+        self, environment: Environment, controllers: Controllers, connect: str, server: ZooKeeperServer
+    ) -> None:
         self._environment, self.controllers, self._connect = environment, controllers, connect
         self._server = server
         self._serial = 0
@@ -84,9 +89,7 @@ class Side:
             await self.controllers.start(broker_id)
         await self._anchor.start()
         await self.store.create_topic(BARRIER, {0: [ANCHOR]}, UUID(int=1), {})
-        async with asyncio.timeout(PATIENCE_S):
-            while not await self.client.exists(partition_state_path(BARRIER, 0)):
-                await asyncio.sleep(0.01)
+        await self._until(partial(self.client.exists, partition_state_path(BARRIER, 0)))
 
     async def end(self) -> None:
         for connection in self._connections.values():
@@ -248,9 +251,7 @@ class Side:
     # -- requests to the controller
 
     async def _ask(self, api_key: ApiKey, version: int | None = None, **fields: Any) -> Any:
-        async with asyncio.timeout(PATIENCE_S):
-            while (controller := await self.store.controller_id()) not in self.controllers.ports:
-                await asyncio.sleep(0.01)
+        controller = await self._until(self.store.controller_id)
         return await (await self._connection(controller)).ask(api_key, version, **fields)
 
     async def _connection(self, broker_id: int) -> Client:
@@ -269,9 +270,7 @@ class Side:
         """As an administrator's tool with --zookeeper, of 2.8."""
         if await self.store.topic_exists(self._topic(letter)):
             return
-        await self.store.create_topic(
-            self._topic(letter), dict(enumerate(replicas)), self._topic_id(letter, life), {}
-        )
+        await self.store.create_topic(self._topic(letter), dict(enumerate(replicas)), self._topic_id(letter, life), {})
 
     async def create_without_id(self, letter: str, replicas: Sequence[Sequence[int]]) -> None:
         """As an administrator's tool of before 2.8."""
@@ -422,7 +421,9 @@ class Side:
         state = await self._state(key)
         if state is None or state.leader not in self.recorders or not self.recorders[state.leader].is_alive:
             return
-        wanted = LeaderAndIsr(state.leader, state.leader_epoch, tuple(_isr(state, self._can_follow(key, isr))), state.controller_epoch)
+        wanted = LeaderAndIsr(
+            state.leader, state.leader_epoch, tuple(_isr(state, self._can_follow(key, isr))), state.controller_epoch
+        )
         await self.client.set(partition_state_path(*key), wanted.encode(), state.zk_version)
         await self.store.propagate_isr_changes([key])
 
@@ -506,13 +507,13 @@ class Side:
         resource = request_class(ApiKey.DESCRIBE_CONFIGS).DescribeConfigsResource
         for broker_id in self.controllers.ports:
             wanted = resource(resource_type=4, resource_name=str(broker_id), configuration_keys=["message.max.bytes"])
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    connection = await self._connection(broker_id)
-                    response = await connection.ask(ApiKey.DESCRIBE_CONFIGS, resources=[wanted])
-                    if [each.value for each in response.results[0].configs] == [str(number)]:
-                        break
-                    await asyncio.sleep(0.01)
+            connection = await self._connection(broker_id)
+
+            async def has_it(connection: Client = connection, wanted: Any = wanted) -> bool:
+                response = await connection.ask(ApiKey.DESCRIBE_CONFIGS, resources=[wanted])
+                return [each.value for each in response.results[0].configs] == [str(number)]
+
+            await self._until(has_it)
 
     async def update_feature(self, feature: str, level: int, downgrade: bool) -> None:
         update = request_class(ApiKey.UPDATE_FEATURES).FeatureUpdateKey
@@ -550,20 +551,29 @@ class Side:
         epochs = await self.store.live_brokers()
         self._server._expire(session)
         await self._elected_after(before)
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                now = await self.store.live_brokers()
-                if former in now and now[former].epoch != epochs[former].epoch:
-                    return
-                await asyncio.sleep(0.01)
+
+        async def is_back() -> bool:
+            now = await self.store.live_brokers()
+            return former in now and now[former].epoch != epochs[former].epoch
+
+        await self._until(is_back)
 
     async def start_controller(self, broker_id: int) -> None:
         if broker_id not in self.controllers.ports:
             await self.controllers.start(broker_id)
 
     async def _elected_after(self, epoch: int) -> None:
+        async def is_elected() -> bool:
+            return await self._controller_epoch() != epoch and await self.store.controller_id() is not None
+
+        await self._until(is_elected)
+
+    async def _until(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` answers as soon as it answers something. For what no recorder hears of."""
         async with asyncio.timeout(PATIENCE_S):
-            while await self._controller_epoch() == epoch or await self.store.controller_id() is None:
+            while True:
+                if answer := await ask():
+                    return answer
                 await asyncio.sleep(0.01)
 
 
