@@ -55,9 +55,13 @@ class Comparison:
             self._znode(path, kafka.znodes.get(path), klamm.znodes.get(path))
         for broker_id in sorted(kafka.live.keys() | klamm.live.keys()):
             self._equal(f"live brokers: told to {broker_id}", kafka.live.get(broker_id), klamm.live.get(broker_id))
+        # klamm stops replicas that a reassignment takes back before it changes the assignment, Kafka afterwards.
+        ends_only = known.superseded(case)
         if step.kind not in FAILOVERS:
             for heard in sorted(kafka.told.keys() | klamm.told.keys()):
                 broker_id, kind, partition = heard
+                if partition in ends_only:
+                    continue
                 where = f"{kind}: states of {partition} told to {broker_id}"
                 self._states(where, kind, partition, kafka.told.get(heard, []), klamm.told.get(heard, []))
         for heard in sorted(kafka.last.keys() | klamm.last.keys()):

@@ -9,6 +9,7 @@ from klamm.base.environment import Environment
 from klamm.broker.start.broker import Broker
 from klamm.config.broker import BrokerConfig
 from klamm.zookeeper.client import State
+from support.both_controllers.recorder import SESSION_TIMEOUT_MS
 from support.oracles import RealKafka
 from support.processes import free_port
 
@@ -19,7 +20,7 @@ PROPERTIES: dict[str, str | int] = {
     "auto.create.topics.enable": "false",
     # A recorder that does not answer is waited for as long as the scenario wants.
     "controller.socket.timeout.ms": 3_600_000,
-    "zookeeper.session.timeout.ms": 40_000,
+    "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
     "controlled.shutdown.enable": "false",
     "unclean.leader.election.enable": "false",
     "num.network.threads": 1,
@@ -44,6 +45,9 @@ class Controllers(ABC):
     @abstractmethod
     async def kill(self, broker_id: int) -> None:
         """Ends the broker; what its session holds in ZooKeeper stays."""
+
+    async def start_all(self) -> None:
+        await asyncio.gather(*map(self.start, BROKER_IDS))
 
     async def stop(self) -> None:
         for broker_id in list(self.ports):

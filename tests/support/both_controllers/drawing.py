@@ -254,4 +254,7 @@ class _Drawing:
             self._do("reassign", {"z-0": [0]})
 
     def _move_controller(self) -> None:
-        self._do(self._random.choice(("move_controller", "expire_controller")))
+        kind = self._random.choices(("move_controller", "expire_controller", "kill_controller"), (10, 10, 1))[0]
+        self._do(kind)
+        if kind == "kill_controller" and self._by_chance(0.5):
+            self._do("start_controllers")

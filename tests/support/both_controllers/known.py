@@ -60,7 +60,7 @@ class EpochRule(NamedTuple):
 def _fenced(case: Case) -> Iterable[str]:
     if case.step.kind in FAILOVERS:
         return
-    gone = {case.step.arguments[0]} if case.step.kind == "bounce" else set()
+    gone = {case.step.arguments[0]} if case.step.kind in ("bounce", "shut_down") else set()
     for partition, replicas in case.before.replicas().items():
         state = case.before.state(partition)
         lost = (case.now.offline(partition) | gone) & set(replicas)
@@ -80,9 +80,17 @@ def _bounced(case: Case) -> Iterable[str]:
                 yield partition
 
 
+def superseded(case: Case) -> set[str]:
+    """The partitions whose reassignment is cancelled or gets another target."""
+    if case.step.kind not in ("reassign", "reassign_by_znode"):
+        return set()
+    return case.step.arguments[0].keys() & case.before.reassigning().keys()
+
+
 EPOCH_RULES = [
     EpochRule("A leader's AlterIsr that takes a follower in, made before that follower died, is accepted", _fenced),
     EpochRule("The same AlterIsr is also accepted by a controller that was elected while", _fenced_by_the_next),
+    EpochRule("A cancelled reassignment, or one that gets another target, leaves unneeded", superseded),
     EpochRule("A machine that dies with unsynced records may be back when the next controller is elected", _bounced),
 ]
 
@@ -145,21 +153,82 @@ def _last_of_a_deleted_isr(case: Case, where: str, kafka: Any, klamm: Any) -> bo
 
 
 def _told_of_what_is_deleted(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
-    return bool(
-        where.startswith(("LeaderAndIsr", "UpdateMetadata", "last LeaderAndIsr", "last UpdateMetadata"))
-        and _is_marked(case, _partition(where))
-        and (case.step.kind in ("start", "bounce") or case.step.kind in FAILOVERS)
-    )
+    if not _is_marked(case, _partition(where)):
+        return False
+    if where.startswith(("last LeaderAndIsr", "last UpdateMetadata")):
+        return True
+    is_told_all = case.step.kind in ("start", "bounce") or case.step.kind in FAILOVERS
+    return where.startswith(("LeaderAndIsr", "UpdateMetadata")) and is_told_all
 
 
 def _death_untold(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
     """Kafka still calls brokers alive that are dead, while klamm does not."""
     if not where.startswith("live brokers") or not kafka or not klamm or not kafka.items() >= klamm.items():
         return False
-    return not {int(id_) for id_ in kafka.keys() - klamm.keys()} & case.now.alive
+    return not {str(id_) for id_ in case.now.alive} & (kafka.keys() - klamm.keys())
+
+
+def _deleted_while_it_moves(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
+    topics = {partition.rpartition("-")[0] for partition in case.before.reassigning()}
+    return case.step.kind in ("delete", "delete_by_request") and case.step.arguments[0] in topics
+
+
+def _would_lose_records(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
+    """klamm refuses a target without a member of the ISR that stays."""
+    if case.step.kind not in ("reassign", "reassign_by_znode"):
+        return False
+    moving = case.before.reassigning()
+    for partition in superseded(case):
+        adding, _ = moving[partition]
+        target = case.step.arguments[0][partition]
+        replicas = case.before.replicas()[partition]
+        rest = target if target is not None else [id_ for id_ in replicas if id_ not in adding]
+        if (state := case.before.state(partition)) is not None and not set(state["isr"]) & set(rest):
+            return True
+    return False
+
+
+def _whole_target_is_dead(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
+    moving = case.before.reassigning() | case.now.reassigning()
+    if case.step.kind in ("reassign", "reassign_by_znode"):
+        moving |= {name: ([], []) for name in case.step.arguments[0]}
+    for partition in moving:
+        assigned = case.before.replicas().get(partition, [])
+        target = set(assigned) - set(moving[partition][1])
+        if case.step.kind in ("reassign", "reassign_by_znode") and case.step.arguments[0].get(partition):
+            target = set(case.step.arguments[0][partition])
+        dead = {id_ for id_ in target if id_ not in case.now.alive or partition in case.now.failed.get(id_, ())}
+        if target and dead == target and (not where or partition in where or partition.partition("-")[0] in where):
+            return True
+    return False
+
+
+def _refused_request_empties_znode(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
+    return (
+        "/admin/reassign_partitions" in where and case.step.kind == "reassign" and kafka is None and klamm is not None
+    )
+
+
+def _nonsense_stays(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
+    is_election = "/admin/preferred_replica_election" in where
+    return is_election and case.step.kind == "put" and kafka is not None and klamm is None
+
+
+def _disk_works_again(case: Case, where: str, kafka: Any, klamm: Any) -> bool:
+    """klamm elects a leader as soon as a broker says that its disk works."""
+    if not where.startswith("znode state"):
+        return False
+    [old], [new] = kafka, klamm
+    return old["leader"] == -1 and new["leader"] in case.now.alive
 
 
 DIFFERENCES = [
+    DifferenceRule("A topic that is marked for deletion while a partition", _deleted_while_it_moves, ends=True),
+    DifferenceRule("A cancellation, or another target, deletes the only replica", _would_lose_records, ends=True),
+    DifferenceRule("When the whole target is dead, but still in the ISR", _whole_target_is_dead, ends=True),
+    DifferenceRule("A request that is refused takes its partitions out of", _refused_request_empties_znode, ends=True),
+    DifferenceRule("A `/admin/preferred_replica_election` that is JSON, but not", _nonsense_stays, ends=True),
+    DifferenceRule("A partition that had no leader because its only replica's disk", _disk_works_again, ends=True),
     DifferenceRule("AlterIsr writes any broker into the ISR that the leader names", _joined_though_dead, ends=True),
     DifferenceRule("A partition that has never had a leader cannot be moved", _moved_before_it_was_led, ends=True),
     DifferenceRule("(none: the order in which a deletion takes replicas out of the ISR)", _last_of_a_deleted_isr),

@@ -13,6 +13,10 @@ from support.both_controllers.recorder import Recorder
 
 LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA = "LeaderAndIsr", "UpdateMetadata", "StopReplica"
 
+# Which of the two brokers that may be the controller is alive depends on which one was it.
+CANDIDATES = ("one candidate", "other candidate")
+_CANDIDATE_PATHS = tuple(f"/brokers/ids/{broker_id}" for broker_id in BROKER_IDS)
+
 State = dict[str, Any]
 Heard = tuple[int, str, str]
 """A broker, the name of an API, a partition (`a-0`)."""
@@ -39,6 +43,17 @@ class Observation(NamedTuple):
             if path.count("/") == 3 and path.startswith("/brokers/topics/") and isinstance(value, dict)
             for number, ids in value["partitions"].items()
         }
+
+    def reassigning(self) -> dict[str, tuple[list[int], list[int]]]:
+        """The partitions that are being reassigned: the replicas that come, and those that go."""
+        found: dict[str, tuple[list[int], list[int]]] = {}
+        for path, value in self.znodes.items():
+            if path.count("/") == 3 and path.startswith("/brokers/topics/") and isinstance(value, dict):
+                adding, removing = value.get("adding_replicas", {}), value.get("removing_replicas", {})
+                for number in adding.keys() | removing.keys():
+                    partition = f"{path.rpartition('/')[2]}-{number}"
+                    found[partition] = adding.get(number, []), removing.get(number, [])
+        return found
 
     def state(self, partition: str) -> State | None:
         """What ZooKeeper has of its leader and ISR."""
@@ -89,7 +104,11 @@ class Names:
 def observe(
     znodes: Mapping[str, tuple[bytes, int]], recorders: Mapping[int, Recorder], answers: Sequence[str], names: Names
 ) -> Observation:
-    seen = {names.text(path): _content(path, data, names, recorders) for path, (data, _) in znodes.items()}
+    candidates = iter(CANDIDATES)
+    seen = {}
+    for path, (data, _) in znodes.items():
+        named = f"/brokers/ids/{next(candidates)}" if path in _CANDIDATE_PATHS else names.text(path)
+        seen[named] = _content(path, data, names, recorders)
     told: dict[Heard, list[State]] = {}
     last: dict[Heard, State] = {}
     alive = {id_: recorder for id_, recorder in recorders.items() if recorder.is_alive}
@@ -99,10 +118,7 @@ def observe(
             states.append(_state(each.state, names, recorders))
         for (kind, partition), state in recorder.last.items():
             last[broker_id, kind, names.partition(partition)] = _state(state, names, recorders)
-    live = {
-        broker_id: {str(id_): _address(recorders, id_, port) for id_, port in sorted(recorder.last_live.items())}
-        for broker_id, recorder in alive.items()
-    }
+    live = {broker_id: _live(recorder.last_live, recorders) for broker_id, recorder in alive.items()}
     failed = {id_: sorted(map(names.partition, recorder.failed)) for id_, recorder in recorders.items()}
     return Observation([*answers], seen, told, last, live, frozenset(alive), failed)
 
@@ -117,6 +133,14 @@ def _state(state: State, names: Names, recorders: Mapping[int, Recorder]) -> Sta
     if "controller_epoch" in renamed:
         renamed["controller_epoch"] = names.controller_epoch(renamed["controller_epoch"])
     return renamed
+
+
+def _live(ports: Mapping[int, int], recorders: Mapping[int, Recorder]) -> dict[str, str]:
+    candidates = iter(CANDIDATES)
+    return {
+        next(candidates) if id_ in BROKER_IDS else str(id_): _address(recorders, id_, port)
+        for id_, port in sorted(ports.items())
+    }
 
 
 def _address(recorders: Mapping[int, Recorder], broker_id: int, port: int) -> str:

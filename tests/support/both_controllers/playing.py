@@ -11,6 +11,7 @@ from klamm.simulation.runs.shrinking import fewest
 from klamm.zookeeper.server import ZooKeeperServer
 from support.both_controllers.comparison import Comparison, Difference
 from support.both_controllers.controllers import KafkaControllers, KlammControllers
+from support.both_controllers.recorder import SESSION_TIMEOUT_MS
 from support.both_controllers.side import NoRest, Side
 from support.both_controllers.steps import Scenario, Step
 
@@ -77,15 +78,19 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(jars: Path, directory: Path) -> AsyncIterator[Pair]:
-    """Both clusters on one ZooKeeper server of klamm's."""
+async def pair(jars: Path, directory: Path, zookeeper_connect: str = "") -> AsyncIterator[Pair]:
+    """Both clusters on one ZooKeeper server: on the given one, which must be new, or on one of klamm's."""
     environment = SystemEnvironment()
     async with AsyncExitStack() as stack:
         stack.callback(environment.close)
-        server = ZooKeeperServer(environment, str(directory / "zookeeper"), max_session_timeout_ms=60_000)
-        await server.start()
-        stack.push_async_callback(server.stop)
-        connect = f"127.0.0.1:{server.port}"
+        server = None
+        if not zookeeper_connect:
+            server = ZooKeeperServer(
+                environment, str(directory / "zookeeper"), max_session_timeout_ms=SESSION_TIMEOUT_MS
+            )
+            await server.start()
+            stack.push_async_callback(server.stop)
+        connect = zookeeper_connect if server is None else f"127.0.0.1:{server.port}"
         on_kafka, on_klamm = f"{connect}/kafka", f"{connect}/klamm"
         kafka = Side(environment, KafkaControllers(jars, directory / "kafka", on_kafka), on_kafka, server)
         klamm = Side(environment, KlammControllers(environment, directory / "klamm", on_klamm), on_klamm, server)

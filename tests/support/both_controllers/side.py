@@ -4,8 +4,8 @@ Rest. The controller's queue and its channel to each broker keep their order, an
 barrier is a change of the state of the topic `barrier`, which a recorder of its own holds, and a notification of it:
 the controller tells all brokers the new state. A broker that has heard of it has had all earlier requests and has
 answered them, and what the answers cause stands in the controller's queue before the next barrier. So two barriers in a
-row between which no broker was told anything else and no znode changed mean that nothing is under way. Brokers that a
-scenario keeps from answering are not waited for. A rest that does not come within `PATIENCE_S` is `NoRest`.
+row between which no broker was told anything else and no znode changed mean that nothing is under way. A broker that a
+scenario keeps from answering gets one request and no more. A rest that does not come within `PATIENCE_S` is `NoRest`.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from klamm.protocol.apis.alter_isr import AlterIsrRequest
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import request_class
 from klamm.protocol.vocabulary import PartitionKey
+from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
 from klamm.znodes.configs import config_path, encode_config, topic_entity
 from klamm.znodes.requests import (
@@ -63,7 +64,7 @@ class Side:
     """`play` begins a scenario; each step is a method."""
 
     def __init__(
-        self, environment: Environment, controllers: Controllers, connect: str, server: ZooKeeperServer
+        self, environment: Environment, controllers: Controllers, connect: str, server: ZooKeeperServer | None
     ) -> None:
         self._environment, self.controllers, self._connect = environment, controllers, connect
         self._server = server
@@ -85,8 +86,7 @@ class Side:
         await self.client.start()
         self.store = KafkaZooKeeper(self.client)
         await self.store.create_persistent_paths()
-        for broker_id in BROKER_IDS:
-            await self.controllers.start(broker_id)
+        await self.controllers.start_all()
         await self._anchor.start()
         await self.store.create_topic(BARRIER, {0: [ANCHOR]}, UUID(int=1), {})
         await self._until(partial(self.client.exists, partition_state_path(BARRIER, 0)))
@@ -109,9 +109,7 @@ class Side:
         for recorder in self.recorders.values():
             if recorder.is_alive:
                 await recorder.kill()
-        for broker_id in BROKER_IDS:
-            if broker_id not in self.controllers.ports:
-                await self.start_controller(broker_id)
+        await self.start_controllers()
         for topic in await self.client.children(TOPICS_PATH):
             if topic != BARRIER:
                 await self.client.delete_recursive(topic_path(topic))
@@ -163,7 +161,7 @@ class Side:
             raise NoRest(f"{self.name}: no rest within {PATIENCE_S} s; {await self._why()}") from None
 
     async def _why(self) -> str:
-        behind = [id_ for id_, recorder in self._awaited().items() if not recorder.barrier >= self._nonce]
+        behind = [id_ for id_, recorder in self.recorders.items() if not self._has_heard(recorder)]
         return f"brokers {behind} have not heard of barrier {self._nonce}"
 
     def _told_count(self) -> int:
@@ -172,8 +170,10 @@ class Side:
     async def _digest(self) -> list[tuple[str, int]]:
         return [(path, mzxid) for path, (_, mzxid) in (await self._znodes()).items()]
 
-    def _awaited(self) -> dict[int, Recorder]:
-        return {id_: each for id_, each in self.recorders.items() if each.is_alive and each.held is None}
+    def _has_heard(self, recorder: Recorder) -> bool:
+        if not recorder.is_alive:
+            return True
+        return bool(recorder.held) if recorder.held is not None else recorder.barrier >= self._nonce
 
     async def _barrier(self) -> None:
         while True:
@@ -187,8 +187,8 @@ class Side:
             await self.client.create(ISR_CHANGE_PREFIX, encode_partitions([(BARRIER, 0)]), sequential=True)
             try:
                 async with asyncio.timeout(AGAIN_S):
-                    for recorder in self._awaited().values():
-                        while not recorder.barrier >= self._nonce:
+                    for recorder in self.recorders.values():
+                        while not self._has_heard(recorder):
                             recorder.heard.clear()
                             await recorder.heard.wait()
                     return
@@ -454,18 +454,25 @@ class Side:
             await self.client.create(REASSIGN_PARTITIONS_PATH, encode_reassignment(self._keys(targets)))
 
     async def elect(self, election_type: int, names: Sequence[str]) -> None:
-        """By request. 0 elects preferred leaders, 1 is unclean."""
+        """By request. 0 elects preferred leaders, 1 is unclean. Partitions that never had a leader are left out, here
+        and below: Kafka never answers."""
+        names = await self._once_led(names)
         partitions = request_class(ApiKey.ELECT_LEADERS).TopicPartitions
         wanted = [partitions(topic=topic, partitions=[number]) for topic, number in map(self._key, names)]
         response = await self._ask(
-            ApiKey.ELECT_LEADERS, election_type=election_type, topic_partitions=wanted, timeout_ms=30_000
+            ApiKey.ELECT_LEADERS, election_type=election_type, topic_partitions=wanted, timeout_ms=300_000
         )
         self._answer("ElectLeaders", response.error_code)
         for topic in sorted(response.replica_election_results, key=lambda each: each.topic):
             for item in sorted(topic.partition_result, key=lambda each: each.partition_id):
                 self._answer(f"ElectLeaders {topic.topic}-{item.partition_id}", item.error_code)
 
+    async def _once_led(self, names: Sequence[str]) -> list[str]:
+        existing = {name: await self.store.topic_assignment(self._key(name)[0]) for name in names}
+        return [name for name in names if existing[name] is None or await self._state(self._key(name)) is not None]
+
     async def elect_by_znode(self, names: Sequence[str]) -> None:
+        names = await self._once_led(names)
         with contextlib.suppress(NodeExists):
             await self.client.create(PREFERRED_REPLICA_ELECTION_PATH, encode_partitions(map(self._key, names)))
 
@@ -542,11 +549,15 @@ class Side:
         await self._elected_after(before)
 
     async def expire_controller(self) -> None:
-        """The controller's session expires: it registers anew, and either broker may be elected."""
+        """The controller's session expires: it registers anew, and either broker may be elected. Only klamm's ZooKeeper
+        can be made to do that; on another one the controller moves."""
+        if self._server is None:
+            await self.move_controller()
+            return
         before = await self._controller_epoch()
         stat = await self.client.exists(CONTROLLER_PATH)
         if stat is None or (session := self._server._sessions.get(stat.ephemeral_owner)) is None:
-            raise AssertionError(f"{self.name} has no controller")
+            raise NoRest(f"{self.name} has no controller")
         former = await self.store.controller_id()
         epochs = await self.store.live_brokers()
         self._server._expire(session)
@@ -557,6 +568,27 @@ class Side:
             return former in now and now[former].epoch != epochs[former].epoch
 
         await self._until(is_back)
+
+    async def kill_controller(self) -> None:
+        """kill -9, and the end of its session. The last one lives on."""
+        if len(self.controllers.ports) == 1:
+            return
+        before = await self._controller_epoch()
+        former = await self._until(self.store.controller_id)
+        stat = await self.client.exists(f"{BROKER_IDS_PATH}/{former}")
+        await self.controllers.kill(former)
+        self._connections.pop(former, None)
+        if self._server is None:
+            for path in (CONTROLLER_PATH, f"{BROKER_IDS_PATH}/{former}"):
+                await self._delete(path)
+        elif stat is not None and (session := self._server._sessions.get(stat.ephemeral_owner)) is not None:
+            self._server._expire(session)
+        await self._elected_after(before)
+
+    async def start_controllers(self) -> None:
+        """Those that were killed."""
+        for broker_id in BROKER_IDS:
+            await self.start_controller(broker_id)
 
     async def start_controller(self, broker_id: int) -> None:
         if broker_id not in self.controllers.ports:
