@@ -1,7 +1,7 @@
 """Kafka 2.8.2's controller and klamm's, step by step beside each other: `tests/support/both_controllers`."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,9 @@ from klamm.znodes.topics import LeaderAndIsr
 from support.both_controllers.drawing import draw
 from support.both_controllers.known import DIFFERENCES, EPOCH_RULES
 from support.both_controllers.playing import Outcome, Pair, pair
+from support.both_controllers.recorder import SESSION_TIMEOUT_MS
 from support.both_controllers.steps import Scenario, Step
+from support.oracles import RealZooKeeper
 from support.paths import ROOT
 from support.seeds import seeds
 
@@ -46,10 +48,26 @@ def stage(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             runner.run(stack.aclose())
 
 
+def assert_equal(outcome: Outcome) -> None:
+    assert not outcome.differences, "\n".join([outcome.scenario.encode(), *map(str, outcome.differences)])
+
+
 @pytest.mark.parametrize("seed", seeds(3, 300))
 def test_both_controllers_do_the_same(stage: Stage, seed: int) -> None:
-    outcome = stage.play(draw(seed))
-    assert not outcome.differences, "\n".join([outcome.scenario.encode(), *map(str, outcome.differences)])
+    assert_equal(stage.play(draw(seed)))
+
+
+@pytest.mark.long
+@pytest.mark.loop("uvloop")
+async def test_both_controllers_do_the_same_on_apache_zookeeper(
+    kafka_jars: Path, running: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    properties = {"maxSessionTimeout": SESSION_TIMEOUT_MS}
+    zookeeper = running(RealZooKeeper(kafka_jars, tmp_path / "zookeeper-3.5.9", properties=properties))
+    zookeeper.start()
+    async with pair(kafka_jars, tmp_path, zookeeper.connect) as clusters:
+        for seed in range(1000, 1010):
+            assert_equal(await clusters.play(draw(seed)))
 
 
 def test_each_known_difference_is_documented() -> None:
