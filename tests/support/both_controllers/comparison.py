@@ -8,7 +8,7 @@ never falls and rises only in a step for which `known.EPOCH_RULES` have a reason
 from typing import Any, NamedTuple
 
 from support.both_controllers import known
-from support.both_controllers.observations import Observation, State
+from support.both_controllers.observations import Heard, Observation, State
 from support.both_controllers.steps import FAILOVERS, Step
 
 EPOCHS = ("leader_epoch", "zk_version", "controller_epoch")
@@ -37,6 +37,7 @@ class Comparison:
         # How many epochs klamm has begun that Kafka has not, for each partition.
         self._begun: dict[str, int] = {}
         self._before: Observation | None = None
+        self._last: dict[Heard, tuple[State | None, State | None]] = {}
         self._klamm_states: dict[str, State | None] = {}
         self._returned: dict[str, frozenset[int]] = {}
         # How often each known reason applied, and the one after which both clusters are in different states.
@@ -66,6 +67,8 @@ class Comparison:
                 self._states(where, kind, partition, kafka.told.get(heard, []), klamm.told.get(heard, []))
         for heard in sorted(kafka.last.keys() | klamm.last.keys()):
             broker_id, kind, partition = heard
+            if self._last.get(heard) == (kafka.last.get(heard), klamm.last.get(heard)):
+                continue  # Compared when it was told.
             where = f"last {kind}: of {partition} told to {broker_id}"
             ends = [[side.last[heard]] if heard in side.last else [] for side in (kafka, klamm)]
             self._states(where, kind, partition, *ends)
@@ -75,6 +78,7 @@ class Comparison:
                 self._begun.pop(partition, None)
         self._begun.update(self._now)
         self._before = kafka
+        self._last = {heard: (kafka.last.get(heard), klamm.last.get(heard)) for heard in kafka.last | klamm.last}
         self._note_returned(step, klamm)
         return self._unknown(case, found)
 

@@ -76,7 +76,7 @@ class KafkaControllers(Controllers):
         broker.launch()
         assert broker.process is not None
         process = broker.process
-        await asyncio.to_thread(process.wait_for, r"started \(kafka\.server\.KafkaServer\)", 600)
+        await asyncio.to_thread(process.wait_for, r"started \(kafka\.server\.KafkaServer\)", 3600)
         self.ports[broker_id] = broker.port
 
     async def kill(self, broker_id: int) -> None:

@@ -445,9 +445,13 @@ class Side:
         ]
         response = await self._ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, topics=wanted)
         self._answer("AlterPartitionReassignments", response.error_code)
-        for answered in sorted(response.responses, key=lambda each: (each.name, each.partitions[0].partition_index)):
-            for item in answered.partitions:
-                self._answer(f"AlterPartitionReassignments {answered.name}-{item.partition_index}", item.error_code)
+        items = [
+            (topic.name, item.partition_index, item.error_code)
+            for topic in response.responses
+            for item in topic.partitions
+        ]
+        for topic_name, number, code in sorted(items):
+            self._answer(f"AlterPartitionReassignments {topic_name}-{number}", code)
 
     async def reassign_by_znode(self, targets: Mapping[str, Sequence[int]]) -> None:
         with contextlib.suppress(NodeExists):
@@ -458,14 +462,15 @@ class Side:
         and below: Kafka never answers."""
         names = await self._once_led(names)
         partitions = request_class(ApiKey.ELECT_LEADERS).TopicPartitions
-        wanted = [partitions(topic=topic, partitions=[number]) for topic, number in map(self._key, names)]
+        wanted = [partitions(topic=key[0], partitions=[key[1]]) for key in map(self._key, names)]
         response = await self._ask(
             ApiKey.ELECT_LEADERS, election_type=election_type, topic_partitions=wanted, timeout_ms=300_000
         )
         self._answer("ElectLeaders", response.error_code)
-        for topic in sorted(response.replica_election_results, key=lambda each: each.topic):
-            for item in sorted(topic.partition_result, key=lambda each: each.partition_id):
-                self._answer(f"ElectLeaders {topic.topic}-{item.partition_id}", item.error_code)
+        results = response.replica_election_results
+        items = [(each.topic, item.partition_id, item.error_code) for each in results for item in each.partition_result]
+        for topic, number, code in sorted(items):
+            self._answer(f"ElectLeaders {topic}-{number}", code)
 
     async def _once_led(self, names: Sequence[str]) -> list[str]:
         existing = {name: await self.store.topic_assignment(self._key(name)[0]) for name in names}
