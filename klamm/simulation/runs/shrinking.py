@@ -12,11 +12,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from klamm.simulation.workloads.run_shape import CLIENTS, RunShape
 from klamm.simulation.workloads.schedule import Schedule, Step
 
 SHORT_PAUSE_S = 0.5
+
+T = TypeVar("T")
 
 
 def _without_client(shape: RunShape, client: str) -> RunShape:
@@ -63,7 +66,9 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], max_runs: int)
             tried[candidate] = fails(candidate)
         return tried.get(candidate, False)
 
-    schedule = schedule.with_steps(_fewest(schedule.steps, lambda steps: still_fails(schedule.with_steps(steps))))
+    schedule = schedule.with_steps(
+        fewest(schedule.steps, lambda steps: still_fails(schedule.with_steps(steps)), _without)
+    )
     for number, step in enumerate(schedule.steps):
         hasty = replace(step, pause_s=min(step.pause_s, SHORT_PAUSE_S))
         candidate = schedule.with_steps((*schedule.steps[:number], hasty, *schedule.steps[number + 1 :]))
@@ -76,12 +81,17 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], max_runs: int)
     return schedule
 
 
-def _fewest(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
+def fewest(
+    steps: Sequence[T],
+    fails: Callable[[Sequence[T]], bool],
+    without: Callable[[Sequence[T], int, int], Sequence[T]] = lambda steps, start, end: (*steps[:start], *steps[end:]),
+) -> Sequence[T]:
+    """The steps that are left when no single one can be left out. `without` leaves out those from start to end."""
     pieces = 1
     while steps:
         size = -(-len(steps) // pieces)
         for start in range(0, len(steps), size):
-            rest = _without(steps, start, start + size)
+            rest = without(steps, start, start + size)
             if fails(rest):
                 steps, pieces = rest, max(pieces - 1, 1)
                 break
