@@ -24,6 +24,8 @@ from support.oracles import RealZooKeeper
 from support.paths import ROOT
 from support.seeds import seeds
 
+# One of eight runs has found a difference that did not come again, so none of this is in `make test` yet.
+pytestmark = pytest.mark.long
 MonkeyPatch = pytest.MonkeyPatch
 
 
