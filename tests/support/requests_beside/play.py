@@ -1,0 +1,315 @@
+"""Sends the requests of a sequence to both programs, one after another, and finds where their answers differ first.
+
+A request goes to both at the same time, and the next one when both have answered. A request that neither answers waits
+(JoinGroup, SyncGroup); its answer is compared when it comes. One that only one program answers differs.
+
+What must stay true:
+- Ids, epochs, generations, sessions and offsets that a request names are those that its own program has given.
+- What a program does a moment later than it says so (markers, configurations, offsets of a transaction) is waited for:
+  passing errors are asked again, and reads that differ are repeated. What differs for good differs.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.error_codes import ErrorCode
+from klamm.protocol.messages import encode_request
+from support.one_broker import Client
+from support.requests_beside.answers import (
+    PASSING,
+    Difference,
+    Names,
+    error_names,
+    first_difference,
+    plain,
+)
+from support.requests_beside.known import Known, explain
+from support.requests_beside.step import Json, Step
+from support.requests_beside.stories import GROUPS, PARTITIONS, TOPIC, last_look
+from support.transaction_requests import PROPERTIES as OF_COORDINATORS
+
+PROPERTIES: dict[str, str | int] = OF_COORDINATORS | {
+    # Whether an answer has a session is no matter of how many other sequences have one.
+    "max.incremental.fetch.session.cache.slots": 100_000,
+    "log.segment.delete.delay.ms": 1000,
+    "auto.create.topics.enable": "false",
+}
+
+# How long both programs must be silent for a request to wait, and how long one may be silent when the other is not.
+WAITING_S, LATE_S = 0.3, 8.0
+# How long answers may come later that another request has caused.
+CAUSED_S = 0.05
+# How long a passing error is asked again, and a read that differs.
+PASSING_S, DIFFERS_S, RETRY_S = 5.0, 2.0, 0.02
+# What a changed configuration takes until the log knows it.
+CONFIGURED_S = 0.1
+
+# A request of these changes nothing, so it can be repeated.
+READS = {
+    ApiKey.DESCRIBE_CLIENT_QUOTAS, ApiKey.DESCRIBE_CONFIGS, ApiKey.DESCRIBE_GROUPS, ApiKey.DESCRIBE_PRODUCERS,
+    ApiKey.FETCH, ApiKey.FIND_COORDINATOR, ApiKey.LIST_GROUPS, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FETCH,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+}  # fmt: skip
+ALTERS = {ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS}
+MARKS = {ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.WRITE_TXN_MARKERS}
+
+# The connection on which nothing waits: for the topic, and for looks that are not compared.
+HOUSEKEEPING = -1
+
+CLOSED = "the connection closes"
+NOTHING = "no answer, as asked"
+
+_runs = count()
+
+
+class Side:
+    """One program in one sequence: connections, and what its answers have given."""
+
+    def __init__(self, address: str, prefix: str) -> None:
+        self.prefix = prefix
+        self.names = Names(prefix)
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._values: dict[str, Any] = {}
+        self._clients: dict[int, Client] = {}
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    async def ask(self, step: Step, connection: int) -> Any:
+        """The answer, as far as it is one."""
+        answer = await self._once(step, connection)
+        deadline_s = asyncio.get_running_loop().time() + PASSING_S
+        while is_passing(step, answer) and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(RETRY_S)
+            answer = await self._once(step, connection)
+        if step.api is ApiKey.END_TXN and not isinstance(answer, str) and answer.error_code == 0:
+            # Its markers are written when it may be repeated.
+            while is_passing(step, await self._once(step, connection)):
+                await asyncio.sleep(RETRY_S)
+        return answer
+
+    async def _once(self, step: Step, connection: int) -> Any:
+        body = step.message(self.prefix, self._values)
+        try:
+            client = self._clients.get(connection) or await self._connect(connection)
+            if step.api is ApiKey.PRODUCE and body.acks == 0:
+                client.send_raw(b"".join(map(bytes, encode_request(step.api, step.version, 0, "beside", body))))
+                await client.ask(ApiKey.API_VERSIONS, 0)
+                return NOTHING
+            return await client.request(step.api, step.version, body, client_id="beside")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            await self._clients.pop(connection).close()
+            return CLOSED
+
+    async def _connect(self, connection: int) -> Client:
+        client = Client(*await asyncio.open_connection(self._host, self._port))
+        self._clients[connection] = client
+        return client
+
+    def bind(self, step: Step, answer: Any) -> None:
+        """Keeps what the answer has given for the symbols of later steps."""
+        if step.binds is None or isinstance(answer, str):
+            return
+        given: dict[str, Any] = {}
+        match step.api:
+            case ApiKey.INIT_PRODUCER_ID if answer.error_code == 0:
+                given = {"id": answer.producer_id, "epoch": answer.producer_epoch}
+            case ApiKey.JOIN_GROUP if answer.error_code == 0:
+                given = {"member": answer.member_id, "generation": answer.generation_id}
+            case ApiKey.JOIN_GROUP if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                given = {"member": answer.member_id}
+            case ApiKey.FETCH if answer.session_id:
+                given = {"session": answer.session_id}
+            case ApiKey.LIST_OFFSETS:
+                offsets = [one.offset for topic in answer.topics for one in topic.partitions if one.offset >= 0]
+                given = {"offset": offsets[0]} if offsets else {}
+        self._values |= {f"{step.binds}.{kind}": value for kind, value in given.items()}
+
+    async def begin(self) -> None:
+        """Makes the topic, and returns when it is led."""
+        client = await self._connect(HOUSEKEEPING)
+        created = await client.create_topic(self.prefix + TOPIC[1:], PARTITIONS)
+        assert created.error_code == 0, created
+        looks = [step for step in last_look() if step.api is ApiKey.LIST_OFFSETS]
+        for look in looks:
+            while error_names(plain(await self.ask(look, HOUSEKEEPING), look.api, look.version, self.names)) != {"NONE"}:
+                await asyncio.sleep(RETRY_S)
+
+    async def end(self) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self._clients[HOUSEKEEPING].ask(ApiKey.DELETE_TOPICS, 4, topic_names=[self.prefix + TOPIC[1:]], timeout_ms=10_000)
+        await self.close()
+
+
+def is_passing(step: Step, answer: Any) -> bool:
+    return bool({error.name for error in PASSING} & error_names(plain(answer, step.api, step.version, Names(""))))
+
+
+@dataclass
+class Outcome:
+    """What a sequence has shown: how many requests were compared, and the difference that ended it, if one did."""
+
+    requests: int = 0
+    difference: Difference | None = None
+    known: list[Known] = field(default_factory=list)
+
+
+@dataclass
+class _Sent:
+    number: int
+    step: Step
+    connection: int
+    answers: list[asyncio.Task[Any]]
+
+    def is_answered(self) -> bool:
+        return any(answer.done() for answer in self.answers)
+
+
+class Play:
+    """One sequence."""
+
+    def __init__(self, kafka: Side, klamm: Side) -> None:
+        self.kafka, self.klamm = kafka, klamm
+        self.outcome = Outcome()
+        self._waiting: list[_Sent] = []
+
+    async def run(self, steps: Sequence[Step]) -> Outcome:
+        for number, step in enumerate([*steps, *last_look()]):
+            if await self._play(number, step):
+                break
+        return self.outcome
+
+    async def _play(self, number: int, step: Step) -> bool:
+        """Whether the sequence ends here."""
+        busy = {sent.connection for sent in self._waiting}
+        connection = next(one for one in count(step.client, 2) if one not in busy)
+        answers = [asyncio.create_task(side.ask(step, connection)) for side in self._sides]
+        sent = _Sent(number, step, connection, answers)
+        await asyncio.wait(answers, timeout=WAITING_S)
+        if not sent.is_answered():
+            self._waiting.append(sent)
+            return False
+        if await self._compare(sent):
+            return True
+        return await self._compare_caused()
+
+    async def _compare_caused(self) -> bool:
+        """Compares what was waiting and is answered now."""
+        if self._waiting:
+            await asyncio.wait([task for sent in self._waiting for task in sent.answers], timeout=CAUSED_S)
+        for sent in [sent for sent in self._waiting if sent.is_answered()]:
+            self._waiting.remove(sent)
+            if await self._compare(sent):
+                return True
+        return False
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self.kafka, self.klamm
+
+    async def _compare(self, sent: _Sent) -> bool:
+        step = sent.step
+        await asyncio.wait(sent.answers, timeout=LATE_S)
+        answers = [task.result() if task.done() else "no answer" for task in sent.answers]
+        self.outcome.requests += 1
+        seen = [side.names.copy() for side in self._sides]
+        told = self._plain(step, answers, seen)
+        deadline_s = asyncio.get_running_loop().time() + DIFFERS_S
+        while first_difference(*told) and is_read(step) and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(RETRY_S)
+            answers = [await side.ask(step, sent.connection) for side in self._sides]
+            seen = [side.names.copy() for side in self._sides]
+            told = self._plain(step, answers, seen)
+        for side, answer, names in zip(self._sides, answers, seen, strict=True):
+            side.names = names
+            side.bind(step, answer)
+        if found := first_difference(*told):
+            difference = Difference(sent.number, step.api.message_name, *found)
+            known = explain(step, *told, difference)
+            if known is None:
+                self.outcome.difference = difference
+                return True
+            self.outcome.known.append(known)
+            if known.ends:
+                return True
+        if step.api in ALTERS:
+            await asyncio.sleep(CONFIGURED_S)
+        if step.api in MARKS:
+            await self._settle()
+        return False
+
+    async def _settle(self) -> None:
+        """Kafka's coordinator of groups hears of a marker a moment after the marker was answered."""
+        for group in GROUPS:
+            look = Step(0, ApiKey.OFFSET_FETCH, 7, {"group_id": group, "topics": None, "require_stable": True})
+            for _ in range(3):
+                unstable = [
+                    "UNSTABLE_OFFSET_COMMIT" in error_names(plain(await side.ask(look, HOUSEKEEPING), look.api, 7, Names("")))
+                    for side in self._sides
+                ]
+                if unstable[0] == unstable[1]:
+                    break
+                await asyncio.sleep(RETRY_S)
+
+    def _plain(self, step: Step, answers: Iterable[Any], names: Iterable[Names]) -> tuple[Json, Json]:
+        kafka, klamm = (
+            _own(plain(answer, step.api, step.version, of)) for answer, of in zip(answers, names, strict=True)
+        )
+        return kafka, klamm
+
+    async def close(self) -> None:
+        for sent in self._waiting:
+            for task in sent.answers:
+                task.cancel()
+
+
+def is_read(step: Step) -> bool:
+    """A fetch in a session moves the session on."""
+    return step.api in READS and not (step.api is ApiKey.FETCH and step.spoiled()["session_epoch"] != -1)
+
+
+def _own(answer: Json) -> Json:
+    """ListGroups has the groups of other sequences, too."""
+    if isinstance(answer, dict) and "groups" in answer:
+        return answer | {"groups": [group for group in answer["groups"] if group["group_id"].startswith("~")]}
+    return answer
+
+
+class Pair:
+    """A broker of each program."""
+
+    def __init__(self, kafka: str, klamm: str) -> None:
+        self._addresses = kafka, klamm
+
+    async def begin(self) -> None:
+        """Waits until both have coordinators."""
+        async with self._playing() as play:
+            for key_type in (0, 1):
+                find = Step(0, ApiKey.FIND_COORDINATOR, 3, {"key": "~any", "key_type": key_type})
+                for side in (play.kafka, play.klamm):
+                    while is_passing(find, await side.ask(find, HOUSEKEEPING)):
+                        pass
+
+    async def play(self, steps: Sequence[Step]) -> Outcome:
+        """Plays the steps with names that no other run has."""
+        async with self._playing() as play:
+            return await play.run(steps)
+
+    @asynccontextmanager
+    async def _playing(self) -> AsyncIterator[Play]:
+        prefix = f"r{next(_runs):06}-"
+        sides = [Side(address, prefix) for address in self._addresses]
+        play = Play(*sides)
+        try:
+            await asyncio.gather(*(side.begin() for side in sides))
+            yield play
+        finally:
+            await play.close()
+            await asyncio.gather(*(side.end() for side in sides))

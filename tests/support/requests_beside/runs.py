@@ -1,0 +1,133 @@
+"""Plays seeds, several at a time, and shrinks what differs.
+
+What must stay true: a difference counts when it comes each time the sequence is played. What comes once and not again
+is of chance (a broker that took its time), and is counted by itself.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from support.requests_beside.answers import Difference
+from support.requests_beside.play import Outcome, Pair
+from support.requests_beside.step import Step, without_spoil
+from support.requests_beside.stories import Grammar
+
+AGAIN = 2
+MAX_SHRINK_RUNS = 60
+
+
+@dataclass
+class Found:
+    """One difference: the seeds that have it, and the shortest sequence found."""
+
+    difference: Difference
+    seeds: list[int]
+    steps: Sequence[Step]
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"{number:>4} {step}" for number, step in enumerate(self.steps))
+        seeds = ", ".join(map(str, self.seeds[:10]))
+        at = ".".join(map(str, self.difference.path))
+        return (
+            f"seeds {seeds} ({len(self.seeds)} of them): step {self.difference.step}, {self.difference.api}, {at}:\n"
+            f"    Kafka: {self.difference.kafka}\n    klamm: {self.difference.klamm}\n{steps}\n"
+        )
+
+
+@dataclass
+class Report:
+    """What all seeds have shown."""
+
+    sequences: int = 0
+    requests: int = 0
+    apis: Counter[str] = field(default_factory=Counter)
+    known: Counter[str] = field(default_factory=Counter)
+    found: list[Found] = field(default_factory=list)
+    passing: list[int] = field(default_factory=list)
+
+
+async def run_seeds(
+    pair: Pair,
+    seeds: Iterable[int],
+    *,
+    jobs: int = 4,
+    shrinks: bool = True,
+    advance: Callable[[int], object] = lambda number: None,
+) -> Report:
+    """Plays the sequences of these seeds."""
+    await pair.begin()
+    report = Report()
+    turns = iter(seeds)
+
+    async def work() -> None:
+        for seed in turns:
+            await _run_seed(pair, seed, report)
+            advance(1)
+
+    await asyncio.gather(*(work() for _ in range(jobs)))
+    if shrinks:
+        for found in report.found:
+            found.steps = await shrink(pair, found.steps, found.difference.place)
+            found.difference = (await pair.play(found.steps)).difference or found.difference
+    return report
+
+
+async def _run_seed(pair: Pair, seed: int, report: Report) -> None:
+    steps = Grammar(seed).steps()
+    outcome = await pair.play(steps)
+    report.sequences += 1
+    report.requests += outcome.requests
+    report.apis.update(step.api.message_name for step in steps)
+    report.known.update(known.name for known in outcome.known)
+    if outcome.difference is None:
+        return
+    place = outcome.difference.place
+    for found in report.found:
+        if found.difference.place == place:
+            found.seeds.append(seed)
+            return
+    for _ in range(AGAIN):
+        if not _differs_at(await pair.play(steps), place):
+            report.passing.append(seed)
+            return
+    report.found.append(Found(outcome.difference, [seed], steps))
+
+
+def _differs_at(outcome: Outcome, place: str) -> bool:
+    return outcome.difference is not None and outcome.difference.place == place
+
+
+async def shrink(pair: Pair, steps: Sequence[Step], place: str) -> Sequence[Step]:
+    """The least sequence found that differs in this place."""
+    runs = 0
+
+    async def differs(candidate: Sequence[Step]) -> bool:
+        nonlocal runs
+        runs += 1
+        return runs <= MAX_SHRINK_RUNS and _differs_at(await pair.play(candidate), place)
+
+    steps = await fewest(steps, differs)
+    for number, step in enumerate(steps):
+        for spoil in reversed(range(len(step.spoils))):
+            candidate = [*steps[:number], without_spoil(steps[number], spoil), *steps[number + 1 :]]
+            if await differs(candidate):
+                steps = candidate
+    return steps
+
+
+async def fewest(steps: Sequence[Step], differs: Callable[[Sequence[Step]], Awaitable[bool]]) -> Sequence[Step]:
+    pieces = 1
+    while steps:
+        size = -(-len(steps) // pieces)
+        for start in range(0, len(steps), size):
+            rest = [*steps[:start], *steps[start + size :]]
+            if await differs(rest):
+                steps, pieces = rest, max(pieces - 1, 1)
+                break
+        else:
+            if size == 1:
+                return steps
+            pieces = min(2 * pieces, len(steps))
+    return steps
