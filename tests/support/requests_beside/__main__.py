@@ -15,13 +15,12 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from klamm.base.progress import progress
-from klamm.testing import Cluster
+from support.clusters import KlammBroker
 from support.oracles import RealKafka, RealZooKeeper, kafka_jars
 from support.requests_beside.play import PROPERTIES, Pair
 from support.requests_beside.runs import Found, Report, run_seeds
@@ -29,19 +28,21 @@ from support.requests_beside.stories import Grammar
 
 
 @contextmanager
-def both() -> Iterator[Pair]:
-    """A broker of each program, set up alike."""
+def both(running: Sequence[str] | None) -> Iterator[Pair]:
+    """A broker of each program, set up alike; `running` are the addresses of two that are there."""
+    if running is not None:
+        yield Pair(*running)
+        return
     jars = kafka_jars()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-beside-")))
         zookeeper = RealZooKeeper(jars, directory / "zookeeper")
-        kafka = RealKafka(jars, directory / "kafka", f"{zookeeper.connect}/beside", properties=PROPERTIES)
-        for server in (zookeeper, kafka):
-            server.directory.mkdir(exist_ok=True)
+        kafka = RealKafka(jars, directory / "kafka", f"{zookeeper.connect}/kafka", properties=PROPERTIES)
+        klamm = KlammBroker(directory / "klamm", f"{zookeeper.connect}/klamm", properties=PROPERTIES)
+        for server in (zookeeper, kafka, klamm):
             stack.callback(server.kill)
             server.start()
-        cluster = stack.enter_context(Cluster(brokers=1, properties=PROPERTIES))
-        yield Pair(kafka.bootstrap, cluster.bootstrap)
+        yield Pair(kafka.bootstrap, klamm.bootstrap)
 
 
 def _arguments() -> argparse.Namespace:
@@ -51,6 +52,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--jobs", type=int, default=4, help="number of sequences at a time (default: 4)")
+    parser.add_argument(
+        "--brokers", nargs=2, metavar=("KAFKA", "KLAMM"), help="ask these brokers (HOST:PORT) instead of two new ones"
+    )
     parser.add_argument("--steps", action="store_true", help="print the requests of the seeds and send none")
     parser.add_argument("--no-shrink", action="store_true", help="print sequences that differ as they were drawn")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -106,7 +110,7 @@ def main() -> None:
                 print(f"{number:>4} {step}")
         return
     began_s = time.monotonic()
-    with both() as pair, progress("sequences", arguments.seeds) as advance:
+    with both(arguments.brokers) as pair, progress("sequences", arguments.seeds) as advance:
         report = asyncio.run(
             run_seeds(pair, seeds, jobs=arguments.jobs, shrinks=not arguments.no_shrink, advance=advance)
         )

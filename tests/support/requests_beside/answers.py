@@ -93,7 +93,9 @@ def _value(name: str, kind: str | type[Struct], value: Any, api: ApiKey, version
 
 
 def _text(value: str, names: Names) -> str:
-    return _UUID.sub(lambda found: names.name("uuid", found[0]), value.replace(names.prefix, "~"))
+    return _UUID.sub(
+        lambda found: names.name("uuid", found[0]), value.replace(names.prefix, "~") if names.prefix else value
+    )
 
 
 def _time_or_number(value: int) -> Json:
@@ -116,8 +118,14 @@ def _batches(data: bytes, names: Names) -> Iterator[Json]:
             told["producer_id"] = names.name("producer", header.producer_id)
         try:
             records: Json = [
-                [record.offset, _time_or_number(record.timestamp_ms), repr(record.key), repr(record.value), record.headers]
-                for record in decode_records(data, position, header)
+                [
+                    one.offset,
+                    _time_or_number(one.timestamp_ms),
+                    repr(one.key),
+                    repr(one.value),
+                    one.headers,
+                ]
+                for one in decode_records(data, position, header)
             ]
         except KafkaError as error:
             records = f"not decoded: {error.code}"
@@ -169,4 +177,3 @@ def error_names(answer: Json) -> set[str]:
         return set()
     own = {value for name, value in answer.items() if name.endswith("error_code")}
     return own.union(*(error_names(value) for value in answer.values()))
-

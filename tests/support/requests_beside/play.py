@@ -18,7 +18,7 @@ from typing import Any
 
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.error_codes import ErrorCode
-from klamm.protocol.messages import encode_request
+from klamm.protocol.messages import InvalidFrame, encode_request
 from support.one_broker import Client
 from support.requests_beside.answers import (
     PASSING,
@@ -32,6 +32,7 @@ from support.requests_beside.known import Known, explain
 from support.requests_beside.step import Json, Step
 from support.requests_beside.stories import GROUPS, PARTITIONS, TOPIC, last_look
 from support.transaction_requests import PROPERTIES as OF_COORDINATORS
+from support.transaction_wire import repeated
 
 PROPERTIES: dict[str, str | int] = OF_COORDINATORS | {
     # Whether an answer has a session is no matter of how many other sequences have one.
@@ -40,10 +41,9 @@ PROPERTIES: dict[str, str | int] = OF_COORDINATORS | {
     "auto.create.topics.enable": "false",
 }
 
-# How long both programs must be silent for a request to wait, and how long one may be silent when the other is not.
-WAITING_S, LATE_S = 0.3, 8.0
-# How long answers may come later that another request has caused.
-CAUSED_S = 0.05
+# How long both programs must be silent for a request to wait: so long, and longer than each takes for a request that
+# does not wait. How long one may be silent when the other is not.
+WAITING_S, LATE_S = 0.2, 30.0
 # How long a passing error is asked again, and a read that differs.
 PASSING_S, DIFFERS_S, RETRY_S = 5.0, 2.0, 0.02
 # What a changed configuration takes until the log knows it.
@@ -60,6 +60,8 @@ MARKS = {ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.WRITE_TXN_MARKERS}
 
 # The connection on which nothing waits: for the topic, and for looks that are not compared.
 HOUSEKEEPING = -1
+
+PULSE = Step(0, ApiKey.DESCRIBE_GROUPS, 0, {"groups": [GROUPS[0]]})
 
 CLOSED = "the connection closes"
 NOTHING = "no answer, as asked"
@@ -81,6 +83,7 @@ class Side:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.close()
+        self._clients.clear()
 
     async def ask(self, step: Step, connection: int) -> Any:
         """The answer, as far as it is one."""
@@ -91,8 +94,7 @@ class Side:
             answer = await self._once(step, connection)
         if step.api is ApiKey.END_TXN and not isinstance(answer, str) and answer.error_code == 0:
             # Its markers are written when it may be repeated.
-            while is_passing(step, await self._once(step, connection)):
-                await asyncio.sleep(RETRY_S)
+            await repeated(lambda: self._once(step, connection), lambda again: not is_passing(step, again))
         return answer
 
     async def _once(self, step: Step, connection: int) -> Any:
@@ -107,6 +109,8 @@ class Side:
         except (asyncio.IncompleteReadError, ConnectionError):
             await self._clients.pop(connection).close()
             return CLOSED
+        except InvalidFrame as error:
+            return f"an answer that cannot be read: {error}"
 
     async def _connect(self, connection: int) -> Client:
         client = Client(*await asyncio.open_connection(self._host, self._port))
@@ -139,17 +143,27 @@ class Side:
         assert created.error_code == 0, created
         looks = [step for step in last_look() if step.api is ApiKey.LIST_OFFSETS]
         for look in looks:
-            while error_names(plain(await self.ask(look, HOUSEKEEPING), look.api, look.version, self.names)) != {"NONE"}:
-                await asyncio.sleep(RETRY_S)
+
+            async def ask(look: Step = look) -> set[str]:
+                return errors(look, await self.ask(look, HOUSEKEEPING))
+
+            await repeated(ask, lambda names: names == {"NONE"})
 
     async def end(self) -> None:
+        await self.close()
         with suppress(asyncio.IncompleteReadError, ConnectionError):
-            await self._clients[HOUSEKEEPING].ask(ApiKey.DELETE_TOPICS, 4, topic_names=[self.prefix + TOPIC[1:]], timeout_ms=10_000)
+            client = await self._connect(HOUSEKEEPING)
+            await client.ask(ApiKey.DELETE_TOPICS, 4, topic_names=[self.prefix + TOPIC[1:]], timeout_ms=10_000)
         await self.close()
 
 
 def is_passing(step: Step, answer: Any) -> bool:
-    return bool({error.name for error in PASSING} & error_names(plain(answer, step.api, step.version, Names(""))))
+    return bool({error.name for error in PASSING} & errors(step, answer))
+
+
+def errors(step: Step, answer: Any) -> set[str]:
+    """The names of all errors in an answer."""
+    return error_names(plain(answer, step.api, step.version, Names("")))
 
 
 @dataclass
@@ -192,7 +206,9 @@ class Play:
         connection = next(one for one in count(step.client, 2) if one not in busy)
         answers = [asyncio.create_task(side.ask(step, connection)) for side in self._sides]
         sent = _Sent(number, step, connection, answers)
-        await asyncio.wait(answers, timeout=WAITING_S)
+        await asyncio.wait(answers, timeout=WAITING_S, return_when=asyncio.FIRST_COMPLETED)
+        if not sent.is_answered():
+            await self._pulse()
         if not sent.is_answered():
             self._waiting.append(sent)
             return False
@@ -203,12 +219,17 @@ class Play:
     async def _compare_caused(self) -> bool:
         """Compares what was waiting and is answered now."""
         if self._waiting:
-            await asyncio.wait([task for sent in self._waiting for task in sent.answers], timeout=CAUSED_S)
+            await self._pulse()
         for sent in [sent for sent in self._waiting if sent.is_answered()]:
             self._waiting.remove(sent)
             if await self._compare(sent):
                 return True
         return False
+
+    async def _pulse(self) -> None:
+        """As long as the brokers take for two requests that do not wait: what they have to answer, they have."""
+        for _ in range(2):
+            await asyncio.gather(*(side.ask(PULSE, HOUSEKEEPING) for side in self._sides))
 
     @property
     def _sides(self) -> tuple[Side, Side]:
@@ -251,7 +272,8 @@ class Play:
             look = Step(0, ApiKey.OFFSET_FETCH, 7, {"group_id": group, "topics": None, "require_stable": True})
             for _ in range(3):
                 unstable = [
-                    "UNSTABLE_OFFSET_COMMIT" in error_names(plain(await side.ask(look, HOUSEKEEPING), look.api, 7, Names("")))
+                    "UNSTABLE_OFFSET_COMMIT"
+                    in error_names(plain(await side.ask(look, HOUSEKEEPING), look.api, 7, Names("")))
                     for side in self._sides
                 ]
                 if unstable[0] == unstable[1]:

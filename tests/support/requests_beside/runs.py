@@ -66,7 +66,9 @@ async def run_seeds(
             await _run_seed(pair, seed, report)
             advance(1)
 
-    await asyncio.gather(*(work() for _ in range(jobs)))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(jobs):
+            group.create_task(work())
     if shrinks:
         for found in report.found:
             found.steps = await shrink(pair, found.steps, found.difference.place)
@@ -109,11 +111,13 @@ async def shrink(pair: Pair, steps: Sequence[Step], place: str) -> Sequence[Step
         return runs <= MAX_SHRINK_RUNS and _differs_at(await pair.play(candidate), place)
 
     steps = await fewest(steps, differs)
-    for number, step in enumerate(steps):
+    for number in range(len(steps)):
+        step = steps[number]
         for spoil in reversed(range(len(step.spoils))):
-            candidate = [*steps[:number], without_spoil(steps[number], spoil), *steps[number + 1 :]]
+            less = without_spoil(step, spoil)
+            candidate = [*steps[:number], less, *steps[number + 1 :]]
             if await differs(candidate):
-                steps = candidate
+                steps, step = candidate, less
     return steps
 
 

@@ -3,8 +3,8 @@
 What must stay true:
 - A step is JSON, and says the same to both programs: ids, epochs, generations and sessions are symbols, each program
   gets its own.
-- `fields` is the request as a client means it, `spoils` are the changes to it. Without spoils it is a request as clients
-  send it, at a moment that may be wrong.
+- `fields` is the request as a client means it, `spoils` are the changes to it. Without spoils it is a request as
+  clients send it, at a moment that may be wrong.
 - Names begin with `~`, which stands for a prefix that no other run has: runs do not meet.
 """
 
@@ -104,7 +104,13 @@ def shown(value: Json) -> str:
         if "symbol" in value:
             return f"{value['symbol']}{value['plus']:+}" if "plus" in value else str(value["symbol"])
         return "{" + ", ".join(f"{name}: {shown(part)}" for name, part in value.items()) + "}"
-    return "[" + ", ".join(map(shown, value)) + "]" if isinstance(value, list) else repr(value)
+    return (
+        "[" + ", ".join(map(shown, value)) + "]"
+        if isinstance(value, list)
+        else repr(value)
+        if len(str(value)) < 100
+        else f"{value[:3]!r} * {len(value)}"
+    )
 
 
 def _with(fields: Json, path: Path, value: Json) -> Json:
@@ -161,7 +167,9 @@ class _Builder:
         made: dict[str, Any] = {}
         for field in fields_of(struct_class):
             if field.name not in fields:
-                made[field.name] = list(field.default) if field.is_array and field.default is not None else field.default
+                made[field.name] = (
+                    list(field.default) if field.is_array and field.default is not None else field.default
+                )
             elif fields[field.name] is None and field.kind != "Uuid" and version not in field.nullable:
                 # A version in which the field may not be null.
                 made[field.name] = [] if field.is_array else "" if field.kind == "String" else b""

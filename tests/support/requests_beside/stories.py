@@ -118,6 +118,8 @@ class Grammar:
         spoils: list[Spoil] = []
         while self.chance.random() < how_bad and len(spoils) < 3:
             found = [*places(messages.request_class(step.api), step.spoiled(), step.version)]
+            if not found:
+                break
             path, field = self.chance.choice(found)
             value = value_at(step.spoiled(), path)
             other = self._other(path, field, value)
@@ -145,7 +147,9 @@ class Grammar:
             other = symbol(chance.choice(OTHERS[kind]), kind)
             if kind == "member":
                 return chance.choice([other, "", "nobody"])
-            return chance.choice([other, {**value, "plus": 1}, {**value, "plus": -1}, {**value, "plus": 1000}, -1, -2, 0])
+            return chance.choice(
+                [other, {**value, "plus": 1}, {**value, "plus": -1}, {**value, "plus": 1000}, -1, -2, 0]
+            )
         if name in NAMES and isinstance(value, str | None) and not is_part_of_batch:
             return chance.choice(NAMES[name])
         if name in VALUES:
@@ -161,7 +165,7 @@ class Grammar:
             case "Float64":
                 return chance.choice([1.0, 0.5, 1e9])
             case "String":
-                return chance.choice(["", "x" * 300, "other", *([None] if field.nullable.low < 100 else [])])
+                return chance.choice(["", "x" * 250, "other", *([None] if field.nullable.low < 100 else [])])
         return value
 
     # -- requests as clients send them --------------------------------------------------------------------------------
@@ -451,7 +455,9 @@ class Grammar:
             group_instance_id=instance,
             protocol_type="consumer",
             protocol_name="range",
-            assignments=[{"member_id": symbol(other, "member"), "assignment": f"for {other}"} for other in ("m0", "m1")],
+            assignments=[
+                {"member_id": symbol(other, "member"), "assignment": f"for {other}"} for other in ("m0", "m1")
+            ],
         )
 
     def as_member(self, client: int, group: str, name: str, instance: str | None) -> Step:
@@ -474,9 +480,7 @@ class Grammar:
 
     def leave(self, client: int, group: str, name: str, instance: str | None) -> Step:
         who: dict[str, Json] = {"member_id": symbol(name, "member"), "group_instance_id": instance}
-        return self.step(
-            client, ApiKey.LEAVE_GROUP, group_id=group, member_id=symbol(name, "member"), members=[who]
-        )
+        return self.step(client, ApiKey.LEAVE_GROUP, group_id=group, member_id=symbol(name, "member"), members=[who])
 
     def stored_offsets(self, client: int) -> Iterator[Step]:
         """A client that is no member, and keeps offsets in a group."""
@@ -622,15 +626,9 @@ def last_look() -> list[Step]:
     ]
     for number in range(PARTITIONS):
         for isolation_level in (0, 1):
-            looks.append(
-                replace(
-                    grammar.list_offsets(0, number, "start"),
-                    version=6,
-                )
-            )
-            fetch = grammar.fetch(0, number, isolation_level, symbol("start", "offset"))
-            looks.append(replace(fetch, version=12))
-            latest = {"partition_index": number, "current_leader_epoch": -1, "timestamp": -1}
-            fields = {"replica_id": -1, "isolation_level": isolation_level, "topics": [topic | {"partitions": [latest]}]}
+            looks.append(replace(grammar.list_offsets(0, number, "start"), version=6))
+            looks.append(replace(grammar.fetch(0, number, isolation_level, symbol("start", "offset")), version=12))
+            latest = topic | {"partitions": [{"partition_index": number, "current_leader_epoch": -1, "timestamp": -1}]}
+            fields = {"replica_id": -1, "isolation_level": isolation_level, "topics": [latest]}
             looks.append(Step(0, ApiKey.LIST_OFFSETS, 6, fields))
     return looks
