@@ -15,34 +15,26 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from klamm.base.progress import progress
-from support.clusters import KlammBroker
-from support.oracles import RealKafka, RealZooKeeper, kafka_jars
-from support.requests_beside.play import PROPERTIES, Pair
+from support.planted_faults.fault import PlantedFault
+from support.requests_beside import brokers
+from support.requests_beside.planted import FAULTS
+from support.requests_beside.play import Pair
 from support.requests_beside.runs import Found, Report, run_seeds
 from support.requests_beside.stories import Grammar
 
 
 @contextmanager
-def both(running: Sequence[str] | None) -> Iterator[Pair]:
-    """A broker of each program, set up alike; `running` are the addresses of two that are there."""
-    if running is not None:
-        yield Pair(*running)
-        return
-    jars = kafka_jars()
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="requests-beside-")))
-        zookeeper = RealZooKeeper(jars, directory / "zookeeper")
-        kafka = RealKafka(jars, directory / "kafka", f"{zookeeper.connect}/kafka", properties=PROPERTIES)
-        klamm = KlammBroker(directory / "klamm", f"{zookeeper.connect}/klamm", properties=PROPERTIES)
-        for server in (zookeeper, kafka, klamm):
-            stack.callback(server.kill)
-            server.start()
-        yield Pair(kafka.bootstrap, klamm.bootstrap)
+def both(kafka: str | None, fault: PlantedFault | None) -> Iterator[Pair]:
+    """A broker of each program, set up alike; `kafka` is the address of one that runs already."""
+    with tempfile.TemporaryDirectory(prefix="requests-beside-") as directory, ExitStack() as stack:
+        # Its process is forked before this one has threads.
+        klamm = stack.enter_context(brokers.klamm(Path(directory, "klamm"), fault))
+        yield Pair(kafka or stack.enter_context(brokers.kafka(Path(directory))), klamm)
 
 
 def _arguments() -> argparse.Namespace:
@@ -52,9 +44,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--jobs", type=int, default=4, help="number of sequences at a time (default: 4)")
-    parser.add_argument(
-        "--brokers", nargs=2, metavar=("KAFKA", "KLAMM"), help="ask these brokers (HOST:PORT) instead of two new ones"
-    )
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="ask this broker of Kafka instead of a new one")
+    parser.add_argument("--plant", choices=FAULTS, help="plant a wrong answer in klamm, to see when it is found")
     parser.add_argument("--steps", action="store_true", help="print the requests of the seeds and send none")
     parser.add_argument("--no-shrink", action="store_true", help="print sequences that differ as they were drawn")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -110,9 +101,19 @@ def main() -> None:
                 print(f"{number:>4} {step}")
         return
     began_s = time.monotonic()
-    with both(arguments.brokers) as pair, progress("sequences", arguments.seeds) as advance:
+    with (
+        both(arguments.kafka, FAULTS.get(arguments.plant)) as pair,
+        progress("sequences", arguments.seeds) as advance,
+    ):
         report = asyncio.run(
-            run_seeds(pair, seeds, jobs=arguments.jobs, shrinks=not arguments.no_shrink, advance=advance)
+            run_seeds(
+                pair,
+                seeds,
+                jobs=arguments.jobs,
+                shrinks=not arguments.no_shrink,
+                stops=bool(arguments.plant),
+                advance=advance,
+            )
         )
     if arguments.json:
         print(as_json(report))

@@ -54,21 +54,26 @@ async def run_seeds(
     *,
     jobs: int = 4,
     shrinks: bool = True,
+    stops: bool = False,
     advance: Callable[[int], object] = lambda number: None,
 ) -> Report:
-    """Plays the sequences of these seeds."""
+    """Plays the sequences of these seeds; `stops` at the first difference."""
     await pair.begin()
     report = Report()
     turns = iter(seeds)
 
     async def work() -> None:
         for seed in turns:
+            if stops and report.found:
+                return
             await _run_seed(pair, seed, report)
             advance(1)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(jobs):
             group.create_task(work())
+    if stops:
+        del report.found[1:]
     if shrinks:
         for found in report.found:
             found.steps = await shrink(pair, found.steps, found.difference.place)

@@ -1,0 +1,69 @@
+"""The judge of requests (`support.requests_beside`): two brokers of klamm answer the same, and a wrong answer of one of
+them is found and shrunk."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from klamm.protocol.api_keys import ApiKey
+from support.long_rows import long
+from support.requests_beside import brokers
+from support.requests_beside.planted import FAULTS
+from support.requests_beside.play import Pair
+from support.requests_beside.runs import run_seeds
+from support.requests_beside.step import Spoil, Step, symbol
+from support.requests_beside.stories import Grammar
+
+SEEDS = 6
+IN_SHORT = ("gap", "fenced-code")
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Iterator[str]:
+    with brokers.klamm(tmp_path / "sound") as address:
+        yield address
+
+
+@pytest.fixture
+def planted(fault: str, tmp_path: Path) -> Iterator[str]:
+    with brokers.klamm(tmp_path / "planted", FAULTS[fault]) as address:
+        yield address
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[str]:
+    with brokers.klamm(tmp_path / "other") as address:
+        yield address
+
+
+async def test_two_brokers_of_one_program_answer_the_same(sound: str, other: str) -> None:
+    report = await run_seeds(Pair(sound, other), range(SEEDS))
+    assert not report.found, report.found[0]
+    assert report.known == {}
+    assert report.requests > 30 * SEEDS
+
+
+@pytest.mark.parametrize("fault", [*IN_SHORT, *long(*(name for name in FAULTS if name not in IN_SHORT))])
+async def test_a_wrong_answer_is_found_and_shrunk(fault: str, sound: str, planted: str) -> None:
+    report = await run_seeds(Pair(sound, planted), range(FAULTS[fault].within), stops=True)
+    (found,) = report.found
+    assert re.search(FAULTS[fault].symptom, found.difference.place), found
+    assert len(found.steps) < 10, found
+
+
+def test_a_seed_draws_the_same_steps_again_and_they_are_json() -> None:
+    for seed in range(50):
+        steps = Grammar(seed).steps()
+        assert steps == Grammar(seed).steps()
+        assert [Step.from_json(json.loads(json.dumps(step.to_json()))) for step in steps] == steps
+
+
+def test_a_symbol_is_what_its_own_program_has_given() -> None:
+    fields = {"transactional_id": "~x", "producer_id": symbol("p0", "id"), "producer_epoch": symbol("p0", "epoch", 1)}
+    step = Step(0, ApiKey.END_TXN, 3, fields | {"committed": True}, spoils=(Spoil(("committed",), False),))
+    message = step.message("r7-", {"p0.id": 44, "p0.epoch": 2})
+    assert (message.transactional_id, message.producer_id, message.producer_epoch) == ("r7-x", 44, 3)
+    assert message.committed is False
