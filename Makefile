@@ -13,7 +13,7 @@ PYTHON := $(BIN)/python
 # takes three quarters of the time of a collection.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv run test check bytecode interop simulate planted hostile bench format docs pictures lock release system clean
+.PHONY: help venv run test check bytecode interop simulate planted beside hostile bench format docs pictures lock release system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 
 planted: venv  ## faults planted in builds of the simulator, each until a seed finds it: the table of docs/simulation.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.planted_faults --jobs $$(nproc)
+
+beside: venv system  ## requests drawn by SEEDS=500 seeds, to klamm and to Apache Kafka 2.8.2: the answers compared
+	PYTHONPATH=.:tests $(PYTHON) -m support.requests_beside --seeds $(SEEDS)
 
 hostile: venv  ## bytes that nobody who means well writes: clients', logs', znodes'; ROUNDS=2000 of each kind
 	KLAMM_HOSTILE_ROUNDS=$(ROUNDS) $(PYTHON) -m pytest -q --timeout 7200 -k hostile \

@@ -9,12 +9,15 @@ What must stay true: the result has been run, and has failed with the same `sign
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar, cast
 
 from klamm.simulation.workloads.run_shape import CLIENTS, RunShape
 from klamm.simulation.workloads.schedule import Schedule, Step
+
+T = TypeVar("T")
 
 SHORT_PAUSE_S = 0.5
 
@@ -63,7 +66,9 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], max_runs: int)
             tried[candidate] = fails(candidate)
         return tried.get(candidate, False)
 
-    schedule = schedule.with_steps(_fewest(schedule.steps, lambda steps: still_fails(schedule.with_steps(steps))))
+    schedule = schedule.with_steps(
+        _tried(fewest(schedule.steps, _without), lambda steps: still_fails(schedule.with_steps(steps)))
+    )
     for number, step in enumerate(schedule.steps):
         hasty = replace(step, pause_s=min(step.pause_s, SHORT_PAUSE_S))
         candidate = schedule.with_steps((*schedule.steps[:number], hasty, *schedule.steps[number + 1 :]))
@@ -76,20 +81,33 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool], max_runs: int)
     return schedule
 
 
-def _fewest(steps: Sequence[Step], fails: Callable[[Sequence[Step]], bool]) -> Sequence[Step]:
+def fewest(
+    items: Sequence[T], without: Callable[[Sequence[T], int, int], Sequence[T]]
+) -> Generator[Sequence[T], bool, Sequence[T]]:
+    """Yields what to try next, is sent whether that fails, and returns the fewest items that do. `without` leaves out
+    the items from one place up to another."""
     pieces = 1
-    while steps:
-        size = -(-len(steps) // pieces)
-        for start in range(0, len(steps), size):
-            rest = _without(steps, start, start + size)
-            if fails(rest):
-                steps, pieces = rest, max(pieces - 1, 1)
+    while items:
+        size = -(-len(items) // pieces)
+        for start in range(0, len(items), size):
+            rest = without(items, start, start + size)
+            if (yield rest):
+                items, pieces = rest, max(pieces - 1, 1)
                 break
         else:
             if size == 1:
-                return steps
-            pieces = min(2 * pieces, len(steps))
-    return steps
+                return items
+            pieces = min(2 * pieces, len(items))
+    return items
+
+
+def _tried(attempts: Generator[Sequence[T], bool, Sequence[T]], fails: Callable[[Sequence[T]], bool]) -> Sequence[T]:
+    try:
+        attempt = next(attempts)
+        while True:
+            attempt = attempts.send(fails(attempt))
+    except StopIteration as ended:
+        return cast(Sequence[T], ended.value)
 
 
 def _without(steps: Sequence[Step], start: int, end: int) -> Sequence[Step]:

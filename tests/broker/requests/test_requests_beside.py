@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from support.long_rows import long
 from support.requests_beside import brokers
@@ -59,6 +60,12 @@ def test_a_seed_draws_the_same_steps_again_and_they_are_json() -> None:
         steps = Grammar(seed).steps()
         assert steps == Grammar(seed).steps()
         assert [Step.from_json(json.loads(json.dumps(step.to_json()))) for step in steps] == steps
+
+
+def test_each_step_is_a_request() -> None:
+    for seed in range(200):
+        for step in Grammar(seed).steps():
+            assert messages.encode_request(step.api, step.version, 1, "c", step.message("r-", {}))
 
 
 def test_a_symbol_is_what_its_own_program_has_given() -> None:

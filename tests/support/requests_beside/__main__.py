@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from klamm.base.progress import progress
@@ -113,6 +114,7 @@ def main() -> None:
                 shrinks=not arguments.no_shrink,
                 stops=bool(arguments.plant),
                 advance=advance,
+                tell=partial(print, file=sys.stderr, flush=True),
             )
         )
     if arguments.json:

@@ -10,8 +10,9 @@ What must stay true:
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.error_codes import ErrorCode
 from klamm.protocol.messages import InvalidFrame, encode_request
+from support.group_wire import leave
 from support.one_broker import Client
 from support.requests_beside.answers import (
     PASSING,
@@ -29,8 +31,8 @@ from support.requests_beside.answers import (
     plain,
 )
 from support.requests_beside.known import Known, explain
-from support.requests_beside.step import Json, Step
-from support.requests_beside.stories import GROUPS, PARTITIONS, TOPIC, last_look
+from support.requests_beside.step import Json, Step, replaced_at
+from support.requests_beside.stories import GROUPS, PARTITIONS, TIMEOUT_MS, TOPIC, TRANSACTIONAL_IDS, last_look
 from support.transaction_requests import PROPERTIES as OF_COORDINATORS
 from support.transaction_wire import repeated
 
@@ -39,11 +41,13 @@ PROPERTIES: dict[str, str | int] = OF_COORDINATORS | {
     "max.incremental.fetch.session.cache.slots": 100_000,
     "log.segment.delete.delay.ms": 1000,
     "auto.create.topics.enable": "false",
+    # Nobody loses a session because the machine is busy.
+    "zookeeper.session.timeout.ms": 60_000,
 }
 
 # How long both programs must be silent for a request to wait: so long, and longer than each takes for a request that
 # does not wait. How long one may be silent when the other is not.
-WAITING_S, LATE_S = 0.2, 30.0
+WAITING_S, LATE_S = 0.2, 60.0
 # How long a passing error is asked again, and a read that differs.
 PASSING_S, DIFFERS_S, RETRY_S = 5.0, 2.0, 0.02
 # What a changed configuration takes until the log knows it.
@@ -66,6 +70,7 @@ PULSE = Step(0, ApiKey.DESCRIBE_GROUPS, 0, {"groups": [GROUPS[0]]})
 CLOSED = "the connection closes"
 NOTHING = "no answer, as asked"
 
+_PROCESS = f"{time.time_ns() // 1000 % 16**6:06x}"
 _runs = count()
 
 
@@ -97,8 +102,11 @@ class Side:
             await repeated(lambda: self._once(step, connection), lambda again: not is_passing(step, again))
         return answer
 
+    def request(self, step: Step) -> Any:
+        return step.message(self.prefix, self._values)
+
     async def _once(self, step: Step, connection: int) -> Any:
-        body = step.message(self.prefix, self._values)
+        body = self.request(step)
         try:
             client = self._clients.get(connection) or await self._connect(connection)
             if step.api is ApiKey.PRODUCE and body.acks == 0:
@@ -107,7 +115,8 @@ class Side:
                 return NOTHING
             return await client.request(step.api, step.version, body, client_id="beside")
         except (asyncio.IncompleteReadError, ConnectionError):
-            await self._clients.pop(connection).close()
+            if (client := self._clients.pop(connection, None)) is not None:
+                await client.close()
             return CLOSED
         except InvalidFrame as error:
             return f"an answer that cannot be read: {error}"
@@ -140,7 +149,7 @@ class Side:
         """Makes the topic, and returns when it is led."""
         client = await self._connect(HOUSEKEEPING)
         created = await client.create_topic(self.prefix + TOPIC[1:], PARTITIONS)
-        assert created.error_code == 0, created
+        assert created.error_code in (0, ErrorCode.REQUEST_TIMED_OUT), created
         looks = [step for step in last_look() if step.api is ApiKey.LIST_OFFSETS]
         for look in looks:
 
@@ -150,10 +159,17 @@ class Side:
             await repeated(ask, lambda names: names == {"NONE"})
 
     async def end(self) -> None:
+        """Ends what would end by itself later, and write into logs that others read: memberships, transactions."""
         await self.close()
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            client = await self._connect(HOUSEKEEPING)
-            await client.ask(ApiKey.DELETE_TOPICS, 4, topic_names=[self.prefix + TOPIC[1:]], timeout_ms=10_000)
+        client = await self._connect(HOUSEKEEPING)
+        for group in (self.prefix + name[1:] for name in GROUPS):
+            (described,) = (await client.ask(ApiKey.DESCRIBE_GROUPS, groups=[group])).groups
+            for member in described.members:
+                await leave(client, member.member_id, group)
+        for id_ in TRANSACTIONAL_IDS:
+            fields = {"transactional_id": id_, "transaction_timeout_ms": TIMEOUT_MS}
+            await self.ask(Step(0, ApiKey.INIT_PRODUCER_ID, 4, fields), HOUSEKEEPING)
+        await client.ask(ApiKey.DELETE_TOPICS, 4, topic_names=[self.prefix + TOPIC[1:]], timeout_ms=10_000)
         await self.close()
 
 
@@ -248,18 +264,21 @@ class Play:
             answers = [await side.ask(step, sent.connection) for side in self._sides]
             seen = [side.names.copy() for side in self._sides]
             told = self._plain(step, answers, seen)
+        requests = [side.request(step) for side in self._sides]
         for side, answer, names in zip(self._sides, answers, seen, strict=True):
             side.names = names
             side.bind(step, answer)
-        if found := first_difference(*told):
+        kafka, klamm = told
+        while found := first_difference(kafka, klamm):
             difference = Difference(sent.number, step.api.message_name, *found)
-            known = explain(step, *told, difference)
+            known = explain(step, requests[1], difference)
             if known is None:
                 self.outcome.difference = difference
                 return True
             self.outcome.known.append(known)
             if known.ends:
                 return True
+            kafka = replaced_at(kafka, difference.path, difference.klamm)
         if step.api in ALTERS:
             await asyncio.sleep(CONFIGURED_S)
         if step.api in MARKS:
@@ -326,7 +345,7 @@ class Pair:
 
     @asynccontextmanager
     async def _playing(self) -> AsyncIterator[Play]:
-        prefix = f"r{next(_runs):06}-"
+        prefix = f"{_PROCESS}-{next(_runs):06}-"
         sides = [Side(address, prefix) for address in self._addresses]
         play = Play(*sides)
         try:

@@ -6,9 +6,10 @@ is of chance (a broker that took its time), and is counted by itself.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from klamm.simulation.runs.shrinking import fewest
 from support.requests_beside.answers import Difference
 from support.requests_beside.play import Outcome, Pair
 from support.requests_beside.step import Step, without_spoil
@@ -56,6 +57,7 @@ async def run_seeds(
     shrinks: bool = True,
     stops: bool = False,
     advance: Callable[[int], object] = lambda number: None,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> Report:
     """Plays the sequences of these seeds; `stops` at the first difference."""
     await pair.begin()
@@ -66,7 +68,7 @@ async def run_seeds(
         for seed in turns:
             if stops and report.found:
                 return
-            await _run_seed(pair, seed, report)
+            await _run_seed(pair, seed, report, tell)
             advance(1)
 
     async with asyncio.TaskGroup() as group:
@@ -81,7 +83,7 @@ async def run_seeds(
     return report
 
 
-async def _run_seed(pair: Pair, seed: int, report: Report) -> None:
+async def _run_seed(pair: Pair, seed: int, report: Report, tell: Callable[[str], object]) -> None:
     steps = Grammar(seed).steps()
     outcome = await pair.play(steps)
     report.sequences += 1
@@ -99,6 +101,7 @@ async def _run_seed(pair: Pair, seed: int, report: Report) -> None:
         if not _differs_at(await pair.play(steps), place):
             report.passing.append(seed)
             return
+    tell(f"seed {seed} differs: {place}")
     report.found.append(Found(outcome.difference, [seed], steps))
 
 
@@ -115,7 +118,13 @@ async def shrink(pair: Pair, steps: Sequence[Step], place: str) -> Sequence[Step
         runs += 1
         return runs <= MAX_SHRINK_RUNS and _differs_at(await pair.play(candidate), place)
 
-    steps = await fewest(steps, differs)
+    attempts = fewest(steps, lambda steps, start, end: [*steps[:start], *steps[end:]])
+    try:
+        attempt = next(attempts)
+        while True:
+            attempt = attempts.send(await differs(attempt))
+    except StopIteration as ended:
+        steps = ended.value
     for number in range(len(steps)):
         step = steps[number]
         for spoil in reversed(range(len(step.spoils))):
@@ -123,20 +132,4 @@ async def shrink(pair: Pair, steps: Sequence[Step], place: str) -> Sequence[Step
             candidate = [*steps[:number], less, *steps[number + 1 :]]
             if await differs(candidate):
                 steps, step = candidate, less
-    return steps
-
-
-async def fewest(steps: Sequence[Step], differs: Callable[[Sequence[Step]], Awaitable[bool]]) -> Sequence[Step]:
-    pieces = 1
-    while steps:
-        size = -(-len(steps) // pieces)
-        for start in range(0, len(steps), size):
-            rest = [*steps[:start], *steps[start + size :]]
-            if await differs(rest):
-                steps, pieces = rest, max(pieces - 1, 1)
-                break
-        else:
-            if size == 1:
-                return steps
-            pieces = min(2 * pieces, len(steps))
     return steps

@@ -67,7 +67,7 @@ class Step:
         """The fields as they are sent."""
         fields = self.fields
         for spoil in self.spoils:
-            fields = _with(fields, spoil.path, spoil.value)
+            fields = replaced_at(fields, spoil.path, spoil.value)
         return fields
 
     def message(self, prefix: str, values: dict[str, Any]) -> Any:
@@ -113,14 +113,14 @@ def shown(value: Json) -> str:
     )
 
 
-def _with(fields: Json, path: Path, value: Json) -> Json:
-    """The fields with another value at this path; unchanged if an earlier spoil has taken the path away."""
+def replaced_at(fields: Json, path: Path, value: Json) -> Json:
+    """JSON with another value at this path; unchanged if the path is not there."""
     if not path:
         return value
     if isinstance(fields, dict) and isinstance(path[0], str) and (len(path) == 1 or path[0] in fields):
-        return {**fields, path[0]: _with(fields.get(path[0]), path[1:], value)}
+        return {**fields, path[0]: replaced_at(fields.get(path[0]), path[1:], value)}
     if isinstance(fields, list) and isinstance(path[0], int) and path[0] < len(fields):
-        return [*fields[: path[0]], _with(fields[path[0]], path[1:], value), *fields[path[0] + 1 :]]
+        return [*fields[: path[0]], replaced_at(fields[path[0]], path[1:], value), *fields[path[0] + 1 :]]
     return fields
 
 

@@ -16,13 +16,14 @@ from typing import Any
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import ADVERTISED_MAX, ADVERTISED_MIN
-from klamm.protocol.schema import Field
+from klamm.protocol.schema import NEVER, Field
 from support.requests_beside.step import BATCH, BITS, FLAWS, Json, Spoil, Step, places, symbol, value_at
 
 PARTITIONS = 3
 TOPIC, UNKNOWN_TOPIC = "~t", "~nope"
 OFFSETS_TOPIC = "__consumer_offsets"
 GROUPS = ("~g0", "~g1")
+TRANSACTIONAL_IDS = ("~x0", "~x1", "~x9")
 TIMEOUT_MS = 60_000
 LARGEST = 2**63 - 1
 
@@ -42,7 +43,7 @@ VALUES: dict[str, list[Json]] = {
     "entity_type": ["client-id", "user", "ip", "group", ""],
     "match_type": [0, 1, 2, 3, -1],
     "config_operation": [0, 1, 2, 3, 4, -1],
-    "states_filter": [["Stable"], ["Empty", "Stable"], ["stable"], ["Nonsense"], [""], []],
+    "states_filter": ["Stable", "Empty", "stable", "Nonsense", ""],
     "partition": [0, 1, PARTITIONS, -1],
     "index": [0, 1, PARTITIONS, -1],
     "partition_index": [0, 1, PARTITIONS, -1],
@@ -65,7 +66,7 @@ NAMES: dict[str, list[Json]] = {
     "group_name": [*GROUPS, "~g9", ""],
     "groups": [*GROUPS, "~g9", ""],
     "groups_names": [*GROUPS, "~g9", ""],
-    "transactional_id": ["~x0", "~x1", "~x9", ""],
+    "transactional_id": [*TRANSACTIONAL_IDS, ""],
     "name": [TOPIC, UNKNOWN_TOPIC, ""],
     "topic": [TOPIC, UNKNOWN_TOPIC, ""],
     "key": [*GROUPS, "~x0", ""],
@@ -137,10 +138,10 @@ class Grammar:
         if is_part_of_batch and name == field.name:
             return chance.choice([None, [], [*value, *value] if value else value])
         if field.is_array and path[-1] == field.name:
-            if value is None or (field.nullable.low < 100 and chance.random() < 0.4):
+            if value is None or (field.nullable is not NEVER and chance.random() < 0.4):
                 return None
-            if name in VALUES:
-                return chance.choice(VALUES[name])
+            if isinstance(field.kind, str) and name in VALUES:
+                return chance.choices(VALUES[name], k=chance.choice([1, 2]))
             return chance.choice([[], value[:1], value[1:], [*value, *value], [*reversed(value)]])
         if isinstance(value, dict) and "symbol" in value:
             kind = value["symbol"].partition(".")[2]
@@ -152,7 +153,7 @@ class Grammar:
             )
         if name in NAMES and isinstance(value, str | None) and not is_part_of_batch:
             return chance.choice(NAMES[name])
-        if name in VALUES:
+        if name in VALUES and field.kind != "Float64":
             return chance.choice(VALUES[name])
         if is_part_of_batch and isinstance(BATCH[name], bool):
             return not value
@@ -165,7 +166,8 @@ class Grammar:
             case "Float64":
                 return chance.choice([1.0, 0.5, 1e9])
             case "String":
-                return chance.choice(["", "x" * 250, "other", *([None] if field.nullable.low < 100 else [])])
+                may_be_null = field.nullable is not NEVER and not field.is_array
+                return chance.choice(["", "x" * 250, "other", *([None] if may_be_null else [])])
         return value
 
     # -- requests as clients send them --------------------------------------------------------------------------------
