@@ -686,6 +686,17 @@ async def test_list_offsets(tmp_path: Path) -> None:
         assert (await offset(-1, partition=5)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_isolation_levels_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        await client.create_topic("t")
+        fetched = await client.request(ApiKey.FETCH, 12, fetch_request(("t", [to_fetch(0)]), isolation_level=2))
+        assert fetched.error_code == ErrorCode.INVALID_REQUEST
+        topic = messages.request_class(ApiKey.LIST_OFFSETS).ListOffsetsTopic
+        topics = [topic(name="t", partitions=[topic.ListOffsetsPartition(partition_index=0, timestamp=-1)])]
+        listed = await client.ask(ApiKey.LIST_OFFSETS, isolation_level=-1, topics=topics)
+        assert listed.topics[0].partitions[0].error_code == ErrorCode.INVALID_REQUEST
+
+
 async def test_offset_for_leader_epoch(tmp_path: Path) -> None:
     async with running(tmp_path) as (cluster, client):
         await client.create_topic("t")

@@ -60,11 +60,13 @@ def _arguments() -> argparse.Namespace:
 def show(report: Report, seconds: float) -> None:
     for found in report.found:
         print(found)
+    for line in report.passing:
+        print(f"once and not again: {line}")
     for name, times in sorted(report.known.items()):
         print(f"known: {name}: {times} times")
     print(
         f"{report.sequences} sequences, {report.requests} requests in {seconds:.0f} s,"
-        f" {len(report.found)} differences, {len(report.passing)} sequences that differed once and not again"
+        f" {len(report.found)} differences, {len(report.passing)} that came once and not again"
     )
 
 

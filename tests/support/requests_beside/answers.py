@@ -36,6 +36,11 @@ PASSING = {
 }
 """Answers that mean: not yet. How long a coordinator writes markers is a matter of time, so it is asked again."""
 
+# What stands for an answer where there is none.
+CLOSED = "the connection closes"
+NOTHING = "no answer, as asked"
+NO_ANSWER = "no answer"
+
 NOW_IS_WITHIN_MS = 3_600_000
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 

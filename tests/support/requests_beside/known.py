@@ -4,14 +4,19 @@ A sequence ends at a difference after which the two programs are in different st
 the rest of the answer is compared, too.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.record.record_batch import iterate_batches
-from support.requests_beside.answers import Difference
-from support.requests_beside.step import Step
+from klamm.protocol.error_codes import KafkaError
+from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
+from support.requests_beside.answers import NO_ANSWER, Difference
+from support.requests_beside.step import Json, Step
+
+FUTURE_REPLICA_ID = -3
 
 Fits = Callable[[Step, Any, Difference], bool]
 
@@ -36,17 +41,81 @@ def _epoch_is_negative(step: Step, request: Any, difference: Difference) -> bool
     return (
         step.api is ApiKey.PRODUCE
         and difference.klamm == "INVALID_RECORD"
-        and any(
-            header.producer_id >= 0 > header.producer_epoch
-            for topic in request.topic_data
-            for data in topic.partition_data
-            for _, header in iterate_batches(data.records or b"", allow_partial_end=True)
-        )
+        and any(header.producer_id >= 0 > header.producer_epoch for header in _headers(request))
     )
 
 
+def _headers(request: Any) -> Iterator[BatchHeader]:
+    """Of the batches of a Produce request, as far as they can be read."""
+    for data in (data for topic in request.topic_data for data in topic.partition_data):
+        with suppress(KafkaError):
+            for _, header in iterate_batches(data.records or b"", allow_partial_end=True):
+                yield header
+
+
+def _transactional_without_producer(step: Step, request: Any, difference: Difference) -> bool:
+    return (
+        step.api is ApiKey.PRODUCE
+        and difference.klamm == "INVALID_RECORD"
+        and any(header.producer_id < 0 and header.is_transactional for header in _headers(request))
+    )
+
+
+def _no_producer(step: Step, request: Any, difference: Difference) -> bool:
+    if step.api is ApiKey.TXN_OFFSET_COMMIT:
+        is_negative = request.producer_id < 0 or request.producer_epoch < 0
+        return is_negative and difference.klamm in ("INVALID_PRODUCER_ID_MAPPING", "INVALID_PRODUCER_EPOCH")
+    return (
+        step.api is ApiKey.WRITE_TXN_MARKERS
+        and difference.klamm == "INVALID_REQUEST"
+        and any(marker.producer_id < 0 or marker.producer_epoch < 0 for marker in request.markers)
+    )
+
+
+def _named_twice_or_without_partitions(_: Step, __: Any, difference: Difference) -> bool:
+    """The same elements, some of them several times, or topics without partitions besides."""
+    lists = difference.kafka, difference.klamm
+    if not all(isinstance(one, list) for one in lists):
+        return False
+    kafka, klamm = ({json.dumps(one, sort_keys=True) for one in of if not _is_empty_topic(one)} for of in lists)
+    return kafka == klamm
+
+
+def _is_empty_topic(value: Json) -> bool:
+    return isinstance(value, dict) and [] in (value.get("partitions"), value.get("topics"))
+
+
+def _superseded(step: Step, _: Any, difference: Difference) -> bool:
+    return (
+        step.api in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
+        and difference.kafka == NO_ANSWER
+        and difference.klamm["error_code"] == "REBALANCE_IN_PROGRESS"
+    )
+
+
+def _unnamed_error(_: Step, __: Any, difference: Difference) -> bool:
+    return difference.kafka == "UNKNOWN_SERVER_ERROR" and difference.klamm in ("INVALID_REQUEST", "INVALID_CONFIG")
+
+
+def _acks_first(step: Step, _: Any, difference: Difference) -> bool:
+    return step.api is ApiKey.PRODUCE and difference.klamm == "INVALID_REQUIRED_ACKS"
+
+
+def _as_future_replica(step: Step, request: Any, _: Difference) -> bool:
+    return step.api is ApiKey.FETCH and request.replica_id == FUTURE_REPLICA_ID
+
+
+def _nothing_is_left(step: Step, _: Any, difference: Difference) -> bool:
+    match step.api:
+        case ApiKey.DESCRIBE_GROUPS:
+            return (difference.kafka, difference.klamm) == ("Empty", "Dead")
+        case ApiKey.DELETE_GROUPS | ApiKey.OFFSET_DELETE:
+            return (difference.kafka, difference.klamm) == ("NONE", "GROUP_ID_NOT_FOUND")
+    return False
+
+
 def _time_of_a_duplicate(step: Step, _: Any, difference: Difference) -> bool:
-    return step.api is ApiKey.PRODUCE and difference.path[-1] == "log_append_time_ms" and difference.klamm == -1
+    return step.api is ApiKey.PRODUCE and "log_append_time_ms" in difference.path and difference.klamm == -1
 
 
 KNOWN = [
@@ -59,6 +128,60 @@ KNOWN = [
         "a batch of a producer in a negative epoch",
         "klamm: docs/kafka-faults.md, Requests, `in epoch -1`",
         _epoch_is_negative,
+    ),
+    Known(
+        "a transactional batch without a producer id",
+        "klamm: docs/kafka-faults.md, Requests, `A transactional batch without a producer id`",
+        _transactional_without_producer,
+    ),
+    Known(
+        "an offset or a marker of a producer with a negative id or epoch",
+        "klamm: docs/kafka-faults.md, Transactions, `negative id or epoch`",
+        _no_producer,
+    ),
+    Known(
+        "a partition that a request names twice, or a topic without partitions",
+        "Kafka: docs/unsupported.md, Protocol, `named twice`",
+        _named_twice_or_without_partitions,
+        ends=False,
+    ),
+    Known(
+        "acks that are not allowed, for a partition that does not exist",
+        "Kafka: docs/unsupported.md, Protocol, `acks`",
+        _acks_first,
+        ends=False,
+    ),
+    Known(
+        "an error without a name",
+        "klamm: docs/kafka-faults.md, Requests, `UNKNOWN_SERVER_ERROR`",
+        _unnamed_error,
+    ),
+    Known(
+        "a fetch as the future replica of a broker",
+        "klamm: docs/kafka-faults.md, Requests, `replica id -3`",
+        _as_future_replica,
+        ends=False,
+    ),
+    Known(
+        "a member that asks again while it waits",
+        "klamm: docs/kafka-faults.md, Consumer groups, `never answered`",
+        _superseded,
+    ),
+    Known(
+        "a group that has nothing",
+        "klamm: docs/kafka-faults.md, Consumer groups, `that has nothing`",
+        _nothing_is_left,
+        ends=False,
+    ),
+    Known(
+        "members of a version that does not know instance ids",
+        "klamm: docs/kafka-faults.md, Consumer groups, `before version 5`",
+        _codes(ApiKey.JOIN_GROUP, ("UNSUPPORTED_VERSION", "NONE")),
+    ),
+    Known(
+        "a producer that asks for its next epoch in its own transaction",
+        "klamm: docs/kafka-faults.md, Transactions, `fenced by the abort that it has caused`",
+        _codes(ApiKey.INIT_PRODUCER_ID, ("PRODUCER_FENCED", "NONE")),
     ),
     Known(
         "the time of a batch that comes again",

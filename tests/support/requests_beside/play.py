@@ -23,6 +23,9 @@ from klamm.protocol.messages import InvalidFrame, encode_request
 from support.group_wire import leave
 from support.one_broker import Client
 from support.requests_beside.answers import (
+    CLOSED,
+    NO_ANSWER,
+    NOTHING,
     PASSING,
     Difference,
     Names,
@@ -46,8 +49,8 @@ PROPERTIES: dict[str, str | int] = OF_COORDINATORS | {
 }
 
 # How long both programs must be silent for a request to wait: so long, and longer than each takes for a request that
-# does not wait. How long one may be silent when the other is not.
-WAITING_S, LATE_S = 0.2, 60.0
+# does not wait. How many times as long one may be silent when the other is not.
+WAITING_S, LATE = 0.2, 12
 # How long a passing error is asked again, and a read that differs.
 PASSING_S, DIFFERS_S, RETRY_S = 5.0, 2.0, 0.02
 # What a changed configuration takes until the log knows it.
@@ -66,9 +69,6 @@ MARKS = {ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID, ApiKey.WRITE_TXN_MARKERS}
 HOUSEKEEPING = -1
 
 PULSE = Step(0, ApiKey.DESCRIBE_GROUPS, 0, {"groups": [GROUPS[0]]})
-
-CLOSED = "the connection closes"
-NOTHING = "no answer, as asked"
 
 _PROCESS = f"{time.time_ns() // 1000 % 16**6:06x}"
 _runs = count()
@@ -253,8 +253,12 @@ class Play:
 
     async def _compare(self, sent: _Sent) -> bool:
         step = sent.step
-        await asyncio.wait(sent.answers, timeout=LATE_S)
-        answers = [task.result() if task.done() else "no answer" for task in sent.answers]
+        for _ in range(LATE):
+            if all(answer.done() for answer in sent.answers):
+                break
+            await asyncio.wait(sent.answers, timeout=WAITING_S)
+            await self._pulse()
+        answers = [task.result() if task.done() else NO_ANSWER for task in sent.answers]
         self.outcome.requests += 1
         seen = [side.names.copy() for side in self._sides]
         told = self._plain(step, answers, seen)

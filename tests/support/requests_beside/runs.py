@@ -46,7 +46,7 @@ class Report:
     apis: Counter[str] = field(default_factory=Counter)
     known: Counter[str] = field(default_factory=Counter)
     found: list[Found] = field(default_factory=list)
-    passing: list[int] = field(default_factory=list)
+    passing: list[str] = field(default_factory=list)
 
 
 async def run_seeds(
@@ -99,7 +99,7 @@ async def _run_seed(pair: Pair, seed: int, report: Report, tell: Callable[[str],
             return
     for _ in range(AGAIN):
         if not _differs_at(await pair.play(steps), place):
-            report.passing.append(seed)
+            report.passing.append(f"seed {seed}: {place}")
             return
     tell(f"seed {seed} differs: {place}")
     report.found.append(Found(outcome.difference, [seed], steps))
