@@ -11,7 +11,9 @@ import pytest
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from support.long_rows import long
+from support.paths import ROOT
 from support.requests_beside import brokers
+from support.requests_beside.known import KNOWN, Known
 from support.requests_beside.planted import FAULTS
 from support.requests_beside.play import Pair
 from support.requests_beside.runs import run_seeds
@@ -66,6 +68,13 @@ def test_each_step_is_a_request() -> None:
     for seed in range(200):
         for step in Grammar(seed).steps():
             assert messages.encode_request(step.api, step.version, 1, "c", step.message("r-", {}))
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
+def test_the_reason_of_a_difference_that_stands_is_written_down(known: Known) -> None:
+    found = re.fullmatch(r"(klamm|Kafka): (docs/\S+\.md), .*`(.+)`", known.reason)
+    assert found is not None
+    assert found[3] in (ROOT / found[2]).read_text(encoding="utf-8")
 
 
 def test_a_symbol_is_what_its_own_program_has_given() -> None:

@@ -98,7 +98,8 @@ def _unnamed_error(_: Step, __: Any, difference: Difference) -> bool:
 
 
 def _acks_first(step: Step, _: Any, difference: Difference) -> bool:
-    return step.api is ApiKey.PRODUCE and difference.klamm == "INVALID_REQUIRED_ACKS"
+    pair = difference.kafka, difference.klamm
+    return step.api is ApiKey.PRODUCE and pair == ("UNKNOWN_TOPIC_OR_PARTITION", "INVALID_REQUIRED_ACKS")
 
 
 def _as_future_replica(step: Step, request: Any, _: Difference) -> bool:
@@ -107,6 +108,13 @@ def _as_future_replica(step: Step, request: Any, _: Difference) -> bool:
 
 def _nothing_is_left(step: Step, _: Any, difference: Difference) -> bool:
     match step.api:
+        case ApiKey.LIST_GROUPS:
+            more = [group for group in difference.kafka if group not in difference.klamm]
+            return all(group in difference.kafka for group in difference.klamm) and all(
+                group.get("group_state", "Empty") == "Empty" for group in more
+            )
+        case ApiKey.OFFSET_COMMIT:
+            return (difference.kafka, difference.klamm) == ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION")
         case ApiKey.DESCRIBE_GROUPS:
             return (difference.kafka, difference.klamm) == ("Empty", "Dead")
         case ApiKey.DELETE_GROUPS | ApiKey.OFFSET_DELETE:

@@ -92,15 +92,20 @@ class Side:
 
     async def ask(self, step: Step, connection: int) -> Any:
         """The answer, as far as it is one."""
-        answer = await self._once(step, connection)
-        deadline_s = asyncio.get_running_loop().time() + PASSING_S
-        while is_passing(step, answer) and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(RETRY_S)
-            answer = await self._once(step, connection)
+        answer = await self._asked(step, connection)
         if step.api is ApiKey.END_TXN and not isinstance(answer, str) and answer.error_code == 0:
             # Its markers are written when it may be repeated.
-            await repeated(lambda: self._once(step, connection), lambda again: not is_passing(step, again))
+            await self._asked(step, connection)
         return answer
+
+    async def _asked(self, step: Step, connection: int) -> Any:
+        """Asks again after passing errors, for some seconds."""
+        deadline_s = asyncio.get_running_loop().time() + PASSING_S
+        while True:
+            answer = await self._once(step, connection)
+            if not is_passing(step, answer) or asyncio.get_running_loop().time() > deadline_s:
+                return answer
+            await asyncio.sleep(RETRY_S)
 
     def request(self, step: Step) -> Any:
         return step.message(self.prefix, self._values)
