@@ -11,7 +11,7 @@ What must stay true:
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -265,29 +265,25 @@ class Play:
             await self._pulse()
         answers = [task.result() if task.done() else NO_ANSWER for task in sent.answers]
         self.outcome.requests += 1
-        seen = [side.names.copy() for side in self._sides]
-        told = self._plain(step, answers, seen)
+        request = self.klamm.request(step)
         deadline_s = asyncio.get_running_loop().time() + DIFFERS_S
-        while first_difference(*told) and is_read(step) and asyncio.get_running_loop().time() < deadline_s:
+        while True:
+            names = [side.names.copy() for side in self._sides]
+            kafka, klamm = (
+                _own(plain(answer, step.api, step.version, of)) for answer, of in zip(answers, names, strict=True)
+            )
+            difference, known = _judged(sent, request, kafka, klamm)
+            if difference is None or not is_read(step) or asyncio.get_running_loop().time() > deadline_s:
+                break
             await asyncio.sleep(RETRY_S)
             answers = [await side.ask(step, sent.connection) for side in self._sides]
-            seen = [side.names.copy() for side in self._sides]
-            told = self._plain(step, answers, seen)
-        requests = [side.request(step) for side in self._sides]
-        for side, answer, names in zip(self._sides, answers, seen, strict=True):
-            side.names = names
+        for side, answer, of in zip(self._sides, answers, names, strict=True):
+            side.names = of
             side.bind(step, answer)
-        kafka, klamm = told
-        while found := first_difference(kafka, klamm):
-            difference = Difference(sent.number, step.api.message_name, *found)
-            known = explain(step, requests[1], difference)
-            if known is None:
-                self.outcome.difference = difference
-                return True
-            self.outcome.known.append(known)
-            if known.ends:
-                return True
-            kafka = replaced_at(kafka, difference.path, difference.klamm)
+        self.outcome.known += known
+        self.outcome.difference = difference
+        if difference is not None or any(one.ends for one in known):
+            return True
         if step.api in ALTERS:
             await asyncio.sleep(CONFIGURED_S)
         if step.api in MARKS:
@@ -300,24 +296,31 @@ class Play:
             look = Step(0, ApiKey.OFFSET_FETCH, 7, {"group_id": group, "topics": None, "require_stable": True})
             for _ in range(3):
                 unstable = [
-                    "UNSTABLE_OFFSET_COMMIT"
-                    in error_names(plain(await side.ask(look, HOUSEKEEPING), look.api, 7, Names("")))
-                    for side in self._sides
+                    "UNSTABLE_OFFSET_COMMIT" in errors(look, await side.ask(look, HOUSEKEEPING)) for side in self._sides
                 ]
                 if unstable[0] == unstable[1]:
                     break
                 await asyncio.sleep(RETRY_S)
 
-    def _plain(self, step: Step, answers: Iterable[Any], names: Iterable[Names]) -> tuple[Json, Json]:
-        kafka, klamm = (
-            _own(plain(answer, step.api, step.version, of)) for answer, of in zip(answers, names, strict=True)
-        )
-        return kafka, klamm
-
     async def close(self) -> None:
         for sent in self._waiting:
             for task in sent.answers:
                 task.cancel()
+
+
+def _judged(sent: _Sent, request: Any, kafka: Json, klamm: Json) -> tuple[Difference | None, list[Known]]:
+    """The first difference without a reason, and those with one that come before it."""
+    known: list[Known] = []
+    while found := first_difference(kafka, klamm):
+        difference = Difference(sent.number, sent.step.api.message_name, *found)
+        reason = explain(sent.step, request, difference)
+        if reason is None:
+            return difference, known
+        known.append(reason)
+        if reason.ends:
+            break
+        kafka = replaced_at(kafka, difference.path, difference.klamm)
+    return None, known
 
 
 def is_read(step: Step) -> bool:
