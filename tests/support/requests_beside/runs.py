@@ -48,6 +48,14 @@ class Report:
     found: list[Found] = field(default_factory=list)
     passing: list[str] = field(default_factory=list)
 
+    def has(self, place: str, seed: int) -> bool:
+        """Whether another seed has found this place; then this seed is noted there."""
+        for found in self.found:
+            if found.difference.place == place:
+                found.seeds.append(seed)
+                return True
+        return False
+
 
 async def run_seeds(
     pair: Pair,
@@ -93,16 +101,15 @@ async def _run_seed(pair: Pair, seed: int, report: Report, tell: Callable[[str],
     if outcome.difference is None:
         return
     place = outcome.difference.place
-    for found in report.found:
-        if found.difference.place == place:
-            found.seeds.append(seed)
-            return
-    for _ in range(AGAIN):
-        if not _differs_at(await pair.play(steps), place):
-            report.passing.append(f"seed {seed}: {place}")
-            return
-    tell(f"seed {seed} differs: {place}")
-    report.found.append(Found(outcome.difference, [seed], steps))
+    if not report.has(place, seed):
+        for _ in range(AGAIN):
+            if not _differs_at(await pair.play(steps), place):
+                report.passing.append(f"seed {seed}: {place}")
+                return
+    # Another seed may have found the same meanwhile.
+    if not report.has(place, seed):
+        tell(f"seed {seed} differs: {place}")
+        report.found.append(Found(outcome.difference, [seed], steps))
 
 
 def _differs_at(outcome: Outcome, place: str) -> bool:
