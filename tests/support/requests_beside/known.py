@@ -102,8 +102,12 @@ def _acks_first(step: Step, _: Any, difference: Difference) -> bool:
     return step.api is ApiKey.PRODUCE and pair == ("UNKNOWN_TOPIC_OR_PARTITION", "INVALID_REQUIRED_ACKS")
 
 
-def _as_future_replica(step: Step, request: Any, _: Difference) -> bool:
-    return step.api is ApiKey.FETCH and request.replica_id == FUTURE_REPLICA_ID
+def _as_another_replica(step: Step, request: Any, difference: Difference) -> bool:
+    """A client says that it is a broker. The broker with id 1 is no replica."""
+    if step.api is not ApiKey.FETCH:
+        return False
+    is_no_replica = request.replica_id > 0 and difference.klamm == "NOT_LEADER_OR_FOLLOWER"
+    return is_no_replica or request.replica_id == FUTURE_REPLICA_ID
 
 
 def _nothing_is_left(step: Step, _: Any, difference: Difference) -> bool:
@@ -165,10 +169,9 @@ KNOWN = [
         _unnamed_error,
     ),
     Known(
-        "a fetch as the future replica of a broker",
-        "klamm: docs/kafka-faults.md, Requests, `replica id -3`",
-        _as_future_replica,
-        ends=False,
+        "a fetch as a broker that is no replica",
+        "klamm: docs/kafka-faults.md, Replication and Requests, `that is no replica of a partition`",
+        _as_another_replica,
     ),
     Known(
         "a member that asks again while it waits",

@@ -101,11 +101,12 @@ async def _run_seed(pair: Pair, seed: int, report: Report, tell: Callable[[str],
     if outcome.difference is None:
         return
     place = outcome.difference.place
-    if not report.has(place, seed):
-        for _ in range(AGAIN):
-            if not _differs_at(await pair.play(steps), place):
-                report.passing.append(f"seed {seed}: {place}")
-                return
+    if report.has(place, seed):
+        return
+    for _ in range(AGAIN):
+        if not _differs_at(await pair.play(steps), place):
+            report.passing.append(f"seed {seed}: {place}")
+            return
     # Another seed may have found the same meanwhile.
     if not report.has(place, seed):
         tell(f"seed {seed} differs: {place}")
