@@ -97,9 +97,12 @@ def _unnamed_error(_: Step, __: Any, difference: Difference) -> bool:
     return difference.kafka == "UNKNOWN_SERVER_ERROR" and difference.klamm in ("INVALID_REQUEST", "INVALID_CONFIG")
 
 
-def _acks_first(step: Step, _: Any, difference: Difference) -> bool:
-    pair = difference.kafka, difference.klamm
-    return step.api is ApiKey.PRODUCE and pair == ("UNKNOWN_TOPIC_OR_PARTITION", "INVALID_REQUIRED_ACKS")
+def _partition_last(step: Step, _: Any, difference: Difference) -> bool:
+    return (
+        step.api is ApiKey.PRODUCE
+        and difference.kafka == "UNKNOWN_TOPIC_OR_PARTITION"
+        and difference.klamm in ("INVALID_REQUIRED_ACKS", "INVALID_RECORD")
+    )
 
 
 def _as_another_replica(step: Step, request: Any, difference: Difference) -> bool:
@@ -158,9 +161,15 @@ KNOWN = [
         ends=False,
     ),
     Known(
-        "acks that are not allowed, for a partition that does not exist",
-        "Kafka: docs/unsupported.md, Protocol, `acks`",
-        _acks_first,
+        "acks or records that are not allowed, for a partition that does not exist",
+        "Kafka: docs/unsupported.md, Protocol, `for a partition that does not exist`",
+        _partition_last,
+        ends=False,
+    ),
+    Known(
+        "a message set in a version of Produce that has none",
+        "klamm: docs/unsupported.md, Protocol, `record formats v0 and v1`",
+        _codes(ApiKey.PRODUCE, ("INVALID_RECORD", "UNSUPPORTED_FOR_MESSAGE_FORMAT")),
         ends=False,
     ),
     Known(
