@@ -105,12 +105,22 @@ def _partition_last(step: Step, _: Any, difference: Difference) -> bool:
     )
 
 
+def _start_offset_of_odd_records(step: Step, request: Any, difference: Difference) -> bool:
+    """There is not exactly one batch for each partition."""
+    return (
+        step.api is ApiKey.PRODUCE
+        and "log_start_offset" in difference.path
+        and difference.kafka == -1
+        and len([*_headers(request)]) != sum(len(topic.partition_data) for topic in request.topic_data)
+    )
+
+
 def _as_another_replica(step: Step, request: Any, difference: Difference) -> bool:
     """A client says that it is a broker. The broker with id 1 is no replica."""
     if step.api is not ApiKey.FETCH:
         return False
     is_no_replica = request.replica_id > 0 and difference.klamm == "NOT_LEADER_OR_FOLLOWER"
-    return is_no_replica or request.replica_id == FUTURE_REPLICA_ID
+    return is_no_replica or bool(request.replica_id == FUTURE_REPLICA_ID)
 
 
 def _nothing_is_left(step: Step, _: Any, difference: Difference) -> bool:
@@ -164,6 +174,12 @@ KNOWN = [
         "acks or records that are not allowed, for a partition that does not exist",
         "Kafka: docs/unsupported.md, Protocol, `for a partition that does not exist`",
         _partition_last,
+        ends=False,
+    ),
+    Known(
+        "the log start offset for two batches in one partition",
+        "Kafka: docs/unsupported.md, Protocol, `two batches for a partition`",
+        _start_offset_of_odd_records,
         ends=False,
     ),
     Known(

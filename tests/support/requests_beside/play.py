@@ -329,10 +329,19 @@ def is_read(step: Step) -> bool:
 
 
 def _own(answer: Json) -> Json:
-    """ListGroups has the groups of other sequences, too."""
-    if isinstance(answer, dict) and "groups" in answer:
-        return answer | {"groups": [group for group in answer["groups"] if group["group_id"].startswith("~")]}
-    return answer
+    """ListGroups and DescribeClientQuotas have what is of other sequences, too."""
+    if not isinstance(answer, dict):
+        return answer
+    own = dict(answer)
+    if "groups" in own:
+        own["groups"] = [group for group in own["groups"] if group["group_id"].startswith("~")]
+    if "entries" in own:
+        own["entries"] = [entry for entry in own["entries"] or () if _is_own(entry)]
+    return own
+
+
+def _is_own(entry: Json) -> bool:
+    return all((part["entity_name"] or "").startswith("~") for part in entry["entity"])
 
 
 class Pair:
