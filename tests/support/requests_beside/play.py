@@ -120,8 +120,8 @@ class Side:
                 return NOTHING
             return await client.request(step.api, step.version, body, client_id="beside")
         except (asyncio.IncompleteReadError, ConnectionError):
-            if (client := self._clients.pop(connection, None)) is not None:
-                await client.close()
+            if (closed := self._clients.pop(connection, None)) is not None:
+                await closed.close()
             return CLOSED
         except InvalidFrame as error:
             return f"an answer that cannot be read: {error}"
