@@ -13,7 +13,7 @@ import pytest
 
 from klamm.processes.helper import Helper
 from klamm.testing import Cluster
-from support.oracles import RealKafka, java_tool
+from support.oracles import RealKafka, RealZooKeeper, java_tool
 from support.transaction_requests import (
     GROUP_METADATA_TOPIC_NAME,
     PARTITIONS,
@@ -32,13 +32,26 @@ Wires = Callable[[], AbstractAsyncContextManager[dict[str, Wire]]]
 
 
 @pytest.fixture(scope="module")
+def kafka(
+    kafka_jars: Path, real_zookeeper: RealZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RealKafka]:
+    directory = tmp_path_factory.mktemp("kafka")
+    server = RealKafka(kafka_jars, directory, f"{real_zookeeper.connect}/transactions", properties=PROPERTIES)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
 def klamm(klamm_helper: Helper) -> Iterator[Cluster]:
     with Cluster(brokers=1, properties=PROPERTIES, helper=klamm_helper) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def wires(request: pytest.FixtureRequest, coordinating_kafka: RealKafka, klamm: Cluster) -> Wires:
+def wires(request: pytest.FixtureRequest, kafka: RealKafka, klamm: Cluster) -> Wires:
     """Connections to the broker of each program, and a topic of the test's own on both."""
     topic = "".join(letter if letter.isalnum() else "-" for letter in request.node.name).strip("-")
 
@@ -51,7 +64,7 @@ def wires(request: pytest.FixtureRequest, coordinating_kafka: RealKafka, klamm: 
             for wire in opened.values():
                 await wire.close()
 
-    addresses = {"kafka": coordinating_kafka.bootstrap, "klamm": klamm.bootstrap}
+    addresses = {"kafka": kafka.bootstrap, "klamm": klamm.bootstrap}
     return connected
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from support.one_broker import OneBroker
 from support.oracles import RealKafka, RealZooKeeper, kafka_jars
@@ -48,7 +49,8 @@ def _serve(parents: Connection, pipe: Connection, directory: Path, fault: Plante
     logging.disable()
 
     async def serve() -> None:
-        async with OneBroker(directory, **PROPERTIES) as cluster:
+        properties: dict[str, Any] = dict(PROPERTIES)
+        async with OneBroker(directory, **properties) as cluster:
             host, port = cluster.broker.endpoints["PLAINTEXT"]
             pipe.send(f"{host}:{port}")
             await asyncio.to_thread(pipe.poll, None)

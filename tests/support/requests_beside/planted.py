@@ -12,6 +12,7 @@ from klamm.coordinator.groups import group_coordinator
 from klamm.coordinator.groups.group import Group
 from klamm.coordinator.groups.group_coordinator import GroupCoordinator
 from klamm.coordinator.transactions import coordinator
+from klamm.coordinator.transactions.transaction import end
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.replication.partition.partition import Partition
 from klamm.storage.log.log_reader import LogReader
@@ -52,11 +53,8 @@ def _fixed(owner: Any, name: str, **values: Any) -> Replacement:
     return Replacement(owner, name, lambda *arguments, **options: usual(*arguments, **options | values))
 
 
-_end = coordinator.end
-
-
 def _end_again(known: Any, committed: bool, now_ms: int) -> Any:
-    ended = _end(known, committed, now_ms)
+    ended = end(known, committed, now_ms)
     return known if ended is ErrorCode.INVALID_TXN_STATE else ended
 
 
