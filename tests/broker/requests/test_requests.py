@@ -292,15 +292,15 @@ def flip(data: bytearray, position: int) -> bytearray:
 
 BAD_RECORDS = {
     "null": (None, ErrorCode.INVALID_RECORD),
-    "garbage": (b"garbage", ErrorCode.CORRUPT_MESSAGE),
+    "garbage": (b"garbage", ErrorCode.INVALID_RECORD),
     "flipped payload": (flip(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE),
     "flipped CRC": (flip(batch(b"abc"), 18), ErrorCode.CORRUPT_MESSAGE),
-    "cut short": (batch(b"abc")[:-3], ErrorCode.CORRUPT_MESSAGE),
-    "only a header": (batch(b"abc")[:61], ErrorCode.CORRUPT_MESSAGE),
+    "cut short": (batch(b"abc")[:-3], ErrorCode.INVALID_RECORD),
+    "only a header": (batch(b"abc")[:61], ErrorCode.INVALID_RECORD),
     "negative length": (bytearray(8) + struct.pack(">i", -5) + b"\0\0\0\0\x02" + bytes(60), ErrorCode.CORRUPT_MESSAGE),
     "huge length": (
         bytearray(8) + struct.pack(">i", 2**31 - 1) + b"\0\0\0\0\x02" + bytes(60),
-        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_RECORD,
     ),
     "magic 1": (
         bytearray(8) + struct.pack(">i", 20) + b"\0\0\0\0\x01" + bytes(20),
