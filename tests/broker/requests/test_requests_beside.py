@@ -13,7 +13,8 @@ from klamm.protocol.api_keys import ApiKey
 from support.long_rows import long
 from support.paths import ROOT
 from support.requests_beside import brokers
-from support.requests_beside.known import KNOWN, Known
+from support.requests_beside.answers import Difference
+from support.requests_beside.known import KNOWN, Known, explain
 from support.requests_beside.planted import FAULTS
 from support.requests_beside.play import Pair
 from support.requests_beside.runs import run_seeds
@@ -75,6 +76,31 @@ def test_the_reason_of_a_difference_that_stands_is_written_down(known: Known) ->
     found = re.fullmatch(r"(klamm|Kafka): (docs/\S+\.md), .*`(.+)`", known.reason)
     assert found is not None
     assert found[3] in (ROOT / found[2]).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("first_offset", "is_known"), [(4, False), (5, True)])
+def test_an_aborted_transaction_that_is_left_out_is_known_only_after_the_records(
+    first_offset: int, is_known: bool
+) -> None:
+    aborted = [{"producer_id": "producer 0", "first_offset": first_offset}]
+    within = {"records": [{"base_offset": 2, "last_offset_delta": 2}]}
+    step = Step(0, ApiKey.FETCH, 12, {"topics": []})
+    difference = Difference(0, "Fetch", ("responses", 0, "aborted_transactions"), aborted, [], within)
+    known = explain(step, step.message("", {}), difference)
+    assert (known is not None) == is_known
+
+
+def test_topics_and_partitions_that_are_named_twice_are_known_if_they_say_the_same() -> None:
+    once = [{"name": "t", "partitions": [{"index": 0, "error": 3}, {"index": 1, "error": 0}]}]
+    twice = [
+        {"name": "t", "partitions": [{"index": 0, "error": 3}]},
+        {"name": "t", "partitions": [{"index": 0, "error": 3}, {"index": 1, "error": 0}]},
+        {"name": "u", "partitions": []},
+    ]
+    step = Step(0, ApiKey.ADD_PARTITIONS_TO_TXN, 3, {})
+    assert explain(step, None, Difference(0, "", ("topics",), once, twice)) is not None
+    twice[1]["partitions"][1]["error"] = 5  # type: ignore[index]
+    assert explain(step, None, Difference(0, "", ("topics",), once, twice)) is None
 
 
 def test_a_symbol_is_what_its_own_program_has_given() -> None:

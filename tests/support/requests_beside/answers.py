@@ -139,13 +139,14 @@ def _batches(data: bytes, names: Names) -> Iterator[Json]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two answers differ first."""
+    """Where two answers differ first. `within` is what has the field in klamm's answer."""
 
     step: int
     api: str
     path: Path
     kafka: Json
     klamm: Json
+    within: Json = None
 
     @property
     def place(self) -> str:

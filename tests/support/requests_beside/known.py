@@ -5,6 +5,7 @@ the rest of the answer is compared, too.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from support.requests_beside.answers import NO_ANSWER, Difference
 from support.requests_beside.step import Json, Step
 
 FUTURE_REPLICA_ID = -3
+LISTS_OF_PARTITIONS = ("topics", "partitions", "results_by_partition", "partition_responses")
 
 Fits = Callable[[Step, Any, Difference], bool]
 
@@ -73,16 +75,93 @@ def _no_producer(step: Step, request: Any, difference: Difference) -> bool:
 
 
 def _named_twice_or_without_partitions(_: Step, __: Any, difference: Difference) -> bool:
-    """The same elements, some of them several times, or topics without partitions besides."""
-    lists = difference.kafka, difference.klamm
-    if not all(isinstance(one, list) for one in lists):
+    """The same partitions, some of them several times, or topics without partitions besides."""
+    if not all(isinstance(one, list) for one in (difference.kafka, difference.klamm)):
         return False
-    kafka, klamm = ({json.dumps(one, sort_keys=True) for one in of if not _is_empty_topic(one)} for of in lists)
+    kafka, klamm = (
+        {json.dumps(part, sort_keys=True) for one in of for part in _spread(one)}
+        for of in (difference.kafka, difference.klamm)
+    )
     return kafka == klamm
 
 
-def _is_empty_topic(value: Json) -> bool:
-    return isinstance(value, dict) and [] in (value.get("partitions"), value.get("topics"))
+def _spread(value: Json) -> Iterator[Json]:
+    """A topic once for each of its partitions; another value as it is."""
+    lists = [name for name in value if name in LISTS_OF_PARTITIONS] if isinstance(value, dict) else []
+    if lists:
+        yield from (value | {lists[0]: part} for inner in value[lists[0]] for part in _spread(inner))
+    else:
+        yield value
+
+
+def _offset_of_a_partition_named_twice(step: Step, request: Any, difference: Difference) -> bool:
+    if step.api is not ApiKey.LIST_OFFSETS or difference.kafka != "INVALID_REQUEST":
+        return False
+    named = [(topic.name, one.partition_index) for topic in request.topics for one in topic.partitions]
+    number = difference.within["partition_index"]
+    return any(named.count(one) > 1 for one in named if one[1] == number)
+
+
+def _batch_of_a_partition_named_twice(step: Step, request: Any, difference: Difference) -> bool:
+    """Kafka answers for one of the batches."""
+    if step.api is not ApiKey.PRODUCE or not isinstance(difference.kafka, list):
+        return False
+    named = Counter((topic.name, data.index) for topic in request.topic_data for data in topic.partition_data)
+    kafka, klamm = ([*map(json.dumps, _spread_all(of))] for of in (difference.kafka, difference.klamm))
+    return len(named) < named.total() and set(kafka) <= set(klamm) and len(klamm) > len(kafka)
+
+
+def _spread_all(values: list[Json]) -> Iterator[Json]:
+    return (part for value in values for part in _spread(value))
+
+
+def _type_named_twice(step: Step, request: Any, difference: Difference) -> bool:
+    return (
+        step.api is ApiKey.ALTER_CLIENT_QUOTAS
+        and difference.path[-1:] == ("entity",)
+        and all(part in difference.klamm for part in difference.kafka)
+        and any(len({part.entity_type for part in one.entity}) < len(one.entity) for one in request.entries)
+    )
+
+
+def _session_without_partitions(step: Step, request: Any, difference: Difference) -> bool:
+    return (
+        step.api is ApiKey.FETCH
+        and difference.path == ("session_id",)
+        and difference.klamm == 0
+        and not any(topic.partitions for topic in request.topics)
+    )
+
+
+def _aborted_after_the_records(step: Step, _: Any, difference: Difference) -> bool:
+    """Of the transactions that klamm does not name, no record is in the answer."""
+    if step.api is not ApiKey.FETCH or difference.path[-1:] != ("aborted_transactions",):
+        return False
+    end = max((batch["base_offset"] + batch["last_offset_delta"] for batch in difference.within["records"]), default=-1)
+    more = [one for one in difference.kafka if one not in difference.klamm]
+    return all(one in difference.kafka for one in difference.klamm) and all(one["first_offset"] > end for one in more)
+
+
+def _prepared_for_ever(step: Step, _: Any, difference: Difference) -> bool:
+    """It gets CONCURRENT_TRANSACTIONS each time that it asks again."""
+    return (
+        step.api in (ApiKey.END_TXN, ApiKey.INIT_PRODUCER_ID)
+        and difference.kafka == NO_ANSWER
+        and isinstance(difference.klamm, dict)
+        and difference.klamm["error_code"] == "NONE"
+    )
+
+
+def _appended_to_nothing(step: Step, _: Any, difference: Difference) -> bool:
+    return step.api is ApiKey.DESCRIBE_CONFIGS and difference.kafka == f",{difference.klamm}"
+
+
+def _topic_without_a_name(step: Step, _: Any, difference: Difference) -> bool:
+    return (
+        step.api in (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+        and (difference.kafka, difference.klamm) == ("INVALID_REQUEST", "UNKNOWN_TOPIC_OR_PARTITION")
+        and difference.within["resource_name"] == ""
+    )
 
 
 def _superseded(step: Step, _: Any, difference: Difference) -> bool:
@@ -171,6 +250,21 @@ KNOWN = [
         ends=False,
     ),
     Known(
+        "an offset of a partition that a request names twice",
+        "Kafka: docs/unsupported.md, Protocol, `ListOffsets refuses such a partition`",
+        _offset_of_a_partition_named_twice,
+    ),
+    Known(
+        "a batch for a partition that a request names twice",
+        "Kafka: docs/unsupported.md, Protocol, `named twice`",
+        _batch_of_a_partition_named_twice,
+    ),
+    Known(
+        "a type of quota that an entity names twice",
+        "Kafka: docs/unsupported.md, Protocol, `that an entity of AlterClientQuotas has named twice`",
+        _type_named_twice,
+    ),
+    Known(
         "acks or records that are not allowed, for a partition that does not exist",
         "Kafka: docs/unsupported.md, Protocol, `for a partition that does not exist`",
         _partition_last,
@@ -197,6 +291,34 @@ KNOWN = [
         "a fetch as a broker that is no replica",
         "klamm: docs/kafka-faults.md, Replication and Requests, `that is no replica of a partition`",
         _as_another_replica,
+    ),
+    Known(
+        "a session without partitions",
+        "klamm: docs/kafka-faults.md, Replication and Requests, `that names no partition`",
+        _session_without_partitions,
+    ),
+    Known(
+        "aborted transactions after the records of a fetch",
+        "klamm: docs/kafka-faults.md, Requests, `that begin after its last record`",
+        _aborted_after_the_records,
+        ends=False,
+    ),
+    Known(
+        "a transaction with a partition that has a later epoch",
+        "klamm: docs/kafka-faults.md, Transactions, `until another broker coordinates the id`",
+        _prepared_for_ever,
+    ),
+    Known(
+        "a list that was empty",
+        "klamm: docs/kafka-faults.md, Configurations that change, `APPEND to a list that is empty`",
+        _appended_to_nothing,
+        ends=False,
+    ),
+    Known(
+        "configurations of a topic without a name",
+        "klamm: docs/kafka-faults.md, Configurations that change, `a topic without a name`",
+        _topic_without_a_name,
+        ends=False,
     ),
     Known(
         "a member that asks again while it waits",
@@ -228,7 +350,11 @@ KNOWN = [
     Known(
         "a member with an id that it was only given, and an instance id",
         "klamm: docs/kafka-faults.md, Consumer groups, `an id that it was only given`",
-        _codes(ApiKey.JOIN_GROUP, ("UNKNOWN_SERVER_ERROR", "UNKNOWN_MEMBER_ID")),
+        _codes(
+            ApiKey.JOIN_GROUP,
+            ("UNKNOWN_SERVER_ERROR", "UNKNOWN_MEMBER_ID"),
+            ("UNKNOWN_SERVER_ERROR", "FENCED_INSTANCE_ID"),
+        ),
     ),
 ]
 

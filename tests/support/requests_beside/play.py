@@ -34,7 +34,7 @@ from support.requests_beside.answers import (
     plain,
 )
 from support.requests_beside.known import Known, explain
-from support.requests_beside.step import Json, Step, replaced_at
+from support.requests_beside.step import Json, Step, replaced_at, value_at
 from support.requests_beside.stories import GROUPS, PARTITIONS, TIMEOUT_MS, TOPIC, TRANSACTIONAL_IDS, last_look
 from support.transaction_requests import PROPERTIES as OF_COORDINATORS
 from support.transaction_wire import repeated
@@ -312,7 +312,9 @@ def _judged(sent: _Sent, request: Any, kafka: Json, klamm: Json) -> tuple[Differ
     """The first difference without a reason, and those with one that come before it."""
     known: list[Known] = []
     while found := first_difference(kafka, klamm):
-        difference = Difference(sent.number, sent.step.api.message_name, *found)
+        path, _, _ = found
+        within = value_at(klamm, path[:-1]) if path else None
+        difference = Difference(sent.number, sent.step.api.message_name, *found, within)
         reason = explain(sent.step, request, difference)
         if reason is None:
             return difference, known
