@@ -14,7 +14,7 @@ from typing import Any
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.error_codes import KafkaError
 from klamm.protocol.record.record_batch import BatchHeader, iterate_batches
-from support.requests_beside.answers import NO_ANSWER, Difference
+from support.requests_beside.answers import CLOSED, NO_ANSWER, Difference
 from support.requests_beside.step import Json, Step
 
 FUTURE_REPLICA_ID = -3
@@ -164,6 +164,14 @@ def _topic_without_a_name(step: Step, _: Any, difference: Difference) -> bool:
     )
 
 
+def _no_records(step: Step, request: Any, difference: Difference) -> bool:
+    return (
+        step.api is ApiKey.PRODUCE
+        and difference.kafka in ("UNKNOWN_SERVER_ERROR", CLOSED)
+        and any(data.records is None for topic in request.topic_data for data in topic.partition_data)
+    )
+
+
 def _superseded(step: Step, _: Any, difference: Difference) -> bool:
     return (
         step.api in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)
@@ -281,6 +289,11 @@ KNOWN = [
         "klamm: docs/unsupported.md, Protocol, `record formats v0 and v1`",
         _codes(ApiKey.PRODUCE, ("INVALID_RECORD", "UNSUPPORTED_FOR_MESSAGE_FORMAT")),
         ends=False,
+    ),
+    Known(
+        "records that are null",
+        "klamm: docs/kafka-faults.md, Requests, `whose records are null`",
+        _no_records,
     ),
     Known(
         "an error without a name",

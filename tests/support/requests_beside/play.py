@@ -44,6 +44,8 @@ PROPERTIES: dict[str, str | int] = OF_COORDINATORS | {
     "max.incremental.fetch.session.cache.slots": 100_000,
     "log.segment.delete.delay.ms": 1000,
     "auto.create.topics.enable": "false",
+    # Old records stay. Kafka looks once, half a minute after its start, and nothing keeps it from that.
+    "log.retention.check.interval.ms": 86_400_000,
     # Nobody loses a session because the machine is busy.
     "zookeeper.session.timeout.ms": 60_000,
 }
