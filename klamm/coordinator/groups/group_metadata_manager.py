@@ -475,7 +475,7 @@ class GroupMetadataManager:
     def _clean(self, group: Group, select: Callable[[Group], Iterable[PartitionKey]], *, with_pending: bool) -> int:
         removed = group.offsets.remove(select(group))
         tombstones: list[KeyAndValue] = [(offset_commit_key(group.group_id, partition), None) for partition in removed]
-        # Who has been given an id comes back with it.
+        # A member that has been given an id comes back with it.
         may_go = with_pending or not group.pending_members
         if may_go and group.state is GroupState.EMPTY and group.offsets.is_empty:
             group.transition_to(GroupState.DEAD, self._clock_ms())
