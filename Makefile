@@ -55,8 +55,9 @@ simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 planted: venv  ## faults planted in builds of the simulator, each until a seed finds it: the table of docs/simulation.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.planted_faults --jobs $$(nproc)
 
-beside: venv system  ## scenarios under Kafka 2.8.2's controller and klamm's beside each other, SEEDS=500 of them
+beside: venv system  ## scenarios under both controllers, then requests to both brokers, beside Kafka 2.8.2: SEEDS=500 of each
 	PYTHONPATH=.:tests $(PYTHON) -m support.both_controllers --seeds $(SEEDS)
+	PYTHONPATH=.:tests $(PYTHON) -m support.requests_beside --seeds $(SEEDS)
 
 hostile: venv  ## bytes that nobody who means well writes: clients', logs', znodes'; ROUNDS=2000 of each kind
 	KLAMM_HOSTILE_ROUNDS=$(ROUNDS) $(PYTHON) -m pytest -q --timeout 7200 -k hostile \

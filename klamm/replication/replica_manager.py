@@ -86,6 +86,15 @@ LEAST_HOLD_MS = 50
 # The shortest and the longest wait before the next try to open logs that had no space.
 REOPEN_MIN_MS = 1_000
 REOPEN_MAX_MS = 30_000
+# Refusals of a batch that do not name the log start offset, as in Kafka.
+REFUSED_WITHOUT_START_OFFSET = (
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+)
 
 
 class ReplicaManager:
@@ -318,15 +327,19 @@ class ReplicaManager:
             info = target.append_records_as_leader(
                 records, required_acks, self._environment.now_ms(), origin, inspected
             )
-        except RecordsRefused as error:
-            self.topic_statistics.of(topic).refused(len(records), error)
-            return ProduceResult(error.code, error_message=error.message, record_errors=error.record_errors)
         except KafkaError as error:
             self.topic_statistics.of(topic).refused(len(records), error)
             # A producer that the log does not know compares the log start offset with its own last offset.
             hosted = self._hosted.get((topic, partition))
-            start = UNKNOWN_OFFSET if hosted is None else hosted.log.log_start_offset
-            return ProduceResult(error.code, log_start_offset=start, error_message=error.message or None)
+            start = UNKNOWN_OFFSET
+            if hosted is not None and error.code not in REFUSED_WITHOUT_START_OFFSET:
+                start = hosted.log.log_start_offset
+            return ProduceResult(
+                error.code,
+                log_start_offset=start,
+                error_message=error.message or None,
+                record_errors=error.record_errors if isinstance(error, RecordsRefused) else (),
+            )
         first_offset, last_offset, _, log_append_time_ms, log_start_offset, oddity, size_bytes = info
         end_offset = last_offset + 1
         counts = target.topic_counts

@@ -14,6 +14,7 @@ from klamm.processes.helper import Helper
 from klamm.testing import Cluster
 from support import oracles
 from support.clusters import KlammBroker
+from support.requests_beside.play import PROPERTIES
 
 HERE = "tests/interop/"
 
@@ -129,6 +130,21 @@ def real_kafka(
 ) -> Iterator[oracles.RealKafka]:
     """A running Apache Kafka 2.8.2 broker that the tests of a session share: use topics of your own."""
     server = oracles.RealKafka(kafka_jars, tmp_path_factory.mktemp("kafka"), f"{real_zookeeper.connect}/real-kafka")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def coordinating_kafka(
+    kafka_jars: Path, real_zookeeper: oracles.RealZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[oracles.RealKafka]:
+    """A running Apache Kafka 2.8.2 broker with one partition of each internal topic, that the tests of a session share:
+    use names of your own."""
+    connect, directory = f"{real_zookeeper.connect}/coordinating-kafka", tmp_path_factory.mktemp("coordinating-kafka")
+    server = oracles.RealKafka(kafka_jars, directory, connect, properties=PROPERTIES)
     try:
         server.start()
         yield server

@@ -20,7 +20,15 @@ from support.paths import ROOT
 # By room: the fixtures that give its tests a JVM of the session.
 JVMS = {
     "tests/spark": ("spark", "spark_connect"),
-    "tests/interop": ("real_zookeeper", "real_zookeeper39", "real_kafka", "real_kraft", "kafka", "klamm"),
+    "tests/interop": (
+        "real_zookeeper",
+        "real_zookeeper39",
+        "real_kafka",
+        "coordinating_kafka",
+        "real_kraft",
+        "kafka",
+        "klamm",
+    ),
 }
 # Rooms of tests that wait for other processes and for time to pass, and rooms of tests that compute, in the order in
 # which they begin; all other rooms compute, too.

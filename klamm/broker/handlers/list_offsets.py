@@ -18,6 +18,7 @@ from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
     DEBUGGING_REPLICA_ID,
     EARLIEST_TIMESTAMP,
+    ISOLATION_LEVELS,
     LATEST_TIMESTAMP,
     NO_EPOCH,
     UNKNOWN_OFFSET,
@@ -73,9 +74,11 @@ async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted
         partition.require_leader(wanted.current_leader_epoch)
     if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
-    is_consumer = request.body.replica_id == CONSUMER_REPLICA_ID
+    isolation_level = request.body.isolation_level if request.body.replica_id == CONSUMER_REPLICA_ID else None
+    if isolation_level is not None and isolation_level not in ISOLATION_LEVELS:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"isolation level {isolation_level}: allowed are 0 and 1")
     try:
-        found = await partition.list_offset(timestamp, request.body.isolation_level if is_consumer else None)
+        found = await partition.list_offset(timestamp, isolation_level)
     except KafkaError as error:
         if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and request.version < FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE:
             raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None

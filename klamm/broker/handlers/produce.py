@@ -23,7 +23,7 @@ from klamm.net.server.exchange import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.compiler.counters import is_large
 from klamm.protocol.error_codes import ErrorCode, KafkaError, error_name
-from klamm.protocol.record.record_batch import is_transactional, is_zstd
+from klamm.protocol.record.record_batch import is_partial, is_transactional, is_zstd
 from klamm.protocol.record.record_walk import MAX_NAMED_RECORDS
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, INTERNAL_TOPICS, ResourceType
 from klamm.replication.replica_manager import ProduceResult
@@ -193,8 +193,9 @@ def _append(
         return ProduceResult(ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=f"{topic} is an internal topic")
     if request.version <= LAST_VERSION_WITH_MESSAGE_SETS:
         return ProduceResult(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
-    if not records:
-        return ProduceResult(ErrorCode.INVALID_RECORD, error_message="there is no record batch; exactly one is needed")
+    if not records or is_partial(records, 0):
+        message = "there is no whole record batch; exactly one is needed"
+        return ProduceResult(ErrorCode.INVALID_RECORD, error_message=message)
     if request.version < FIRST_VERSION_WITH_ZSTD and is_zstd(records):
         message = f"zstd needs version {FIRST_VERSION_WITH_ZSTD} of Produce, this is version {request.version}"
         return ProduceResult(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, error_message=message)

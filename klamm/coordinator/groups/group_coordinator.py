@@ -487,8 +487,10 @@ class GroupCoordinator:
     def _delete(self, group: Group, partitions: Sequence[PartitionKey], deleted: Mapping[PartitionKey, object]) -> None:
         self._cleanup([group], lambda group: [one for one in partitions if one in deleted and group.offsets.has(one)])
 
-    def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[PartitionKey]]) -> None:
-        self._manager.cleanup(groups, select)
+    def _cleanup(
+        self, groups: Sequence[Group], select: Callable[[Group], list[PartitionKey]], *, with_pending: bool = False
+    ) -> None:
+        self._manager.cleanup(groups, select, with_pending=with_pending)
         for group in groups:
             if group.state is GroupState.DEAD:
                 self.rebalances.bury(group)
@@ -527,7 +529,7 @@ class GroupCoordinator:
                 results[group_id] = ErrorCode.NON_EMPTY_GROUP
             else:
                 groups.append(group)
-        self._cleanup(groups, lambda group: group.offsets.partitions)
+        self._cleanup(groups, lambda group: group.offsets.partitions, with_pending=True)
         for group in groups:
             is_deleted = group.state is GroupState.DEAD
             results[group.group_id] = ErrorCode.NONE if is_deleted else ErrorCode.NOT_COORDINATOR

@@ -458,22 +458,26 @@ class GroupMetadataManager:
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
-    def cleanup(self, groups: Iterable[Group], select: Callable[[Group], Iterable[PartitionKey]]) -> int:
+    def cleanup(
+        self, groups: Iterable[Group], select: Callable[[Group], Iterable[PartitionKey]], *, with_pending: bool = False
+    ) -> int:
         """Removes the offsets that `select` names for each group. An Empty group without offsets then becomes Dead and
-        is removed. Returns how many offsets were removed.
+        is removed, `with_pending` also if ids of it are pending. Returns how many offsets were removed.
 
         Leaves groups alone that another broker coordinates, or is about to coordinate.
         """
         return sum(
-            self._clean(group, select)
+            self._clean(group, select, with_pending=with_pending)
             for group in groups
             if self.get(group.group_id) is group and self._log.is_leader(self._partition_for(group.group_id))
         )
 
-    def _clean(self, group: Group, select: Callable[[Group], Iterable[PartitionKey]]) -> int:
+    def _clean(self, group: Group, select: Callable[[Group], Iterable[PartitionKey]], *, with_pending: bool) -> int:
         removed = group.offsets.remove(select(group))
         tombstones: list[KeyAndValue] = [(offset_commit_key(group.group_id, partition), None) for partition in removed]
-        if group.state is GroupState.EMPTY and group.offsets.is_empty:
+        # A member that has been given an id comes back with it.
+        may_go = with_pending or not group.pending_members
+        if may_go and group.state is GroupState.EMPTY and group.offsets.is_empty:
             group.transition_to(GroupState.DEAD, self._clock_ms())
         partition = self._partition_for(group.group_id)
         if group.state is GroupState.DEAD:

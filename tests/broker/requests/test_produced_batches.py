@@ -12,7 +12,7 @@ from klamm.protocol.record.compression import CompressionType
 from klamm.protocol.record.record_batch import crc_matches, iterate_batches
 from klamm.protocol.record.records import Record, build_batch
 from klamm.storage.log.durability import Durability
-from support.one_broker import running
+from support.one_broker import batch, running
 from support.present import present
 from support.produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of
 
@@ -68,6 +68,19 @@ async def test_refused_records_say_why_in_versions_with_room_for_it(tmp_path: Pa
         assert answer.error_message == (
             "1 records have a timestamp that is out of range, 1 records have no key, which cleanup.policy=compact needs"
         )
+
+
+async def test_a_refusal_names_the_log_start_offset_where_kafka_does(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        await client.create_topic("t", cleanup_policy="compact", max_message_bytes="200")
+        keyless, large, broken = batch(b"a"), batch(b"a" * 200), batch(b"a")
+        broken[-1] ^= 1
+        answers = [await client.produce("t", 0, records) for records in (keyless, large, broken)]
+        assert [(answer.error_code, answer.log_start_offset) for answer in answers] == [
+            (ErrorCode.INVALID_RECORD, 0),
+            (ErrorCode.MESSAGE_TOO_LARGE, -1),
+            (ErrorCode.CORRUPT_MESSAGE, -1),
+        ]
 
 
 async def test_the_largest_timestamp_is_that_of_the_records_wherever_they_are_looked_at(tmp_path: Path) -> None:

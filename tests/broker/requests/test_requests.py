@@ -292,15 +292,15 @@ def flip(data: bytearray, position: int) -> bytearray:
 
 BAD_RECORDS = {
     "null": (None, ErrorCode.INVALID_RECORD),
-    "garbage": (b"garbage", ErrorCode.CORRUPT_MESSAGE),
+    "garbage": (b"garbage", ErrorCode.INVALID_RECORD),
     "flipped payload": (flip(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE),
     "flipped CRC": (flip(batch(b"abc"), 18), ErrorCode.CORRUPT_MESSAGE),
-    "cut short": (batch(b"abc")[:-3], ErrorCode.CORRUPT_MESSAGE),
-    "only a header": (batch(b"abc")[:61], ErrorCode.CORRUPT_MESSAGE),
+    "cut short": (batch(b"abc")[:-3], ErrorCode.INVALID_RECORD),
+    "only a header": (batch(b"abc")[:61], ErrorCode.INVALID_RECORD),
     "negative length": (bytearray(8) + struct.pack(">i", -5) + b"\0\0\0\0\x02" + bytes(60), ErrorCode.CORRUPT_MESSAGE),
     "huge length": (
         bytearray(8) + struct.pack(">i", 2**31 - 1) + b"\0\0\0\0\x02" + bytes(60),
-        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_RECORD,
     ),
     "magic 1": (
         bytearray(8) + struct.pack(">i", 20) + b"\0\0\0\0\x01" + bytes(20),
@@ -684,6 +684,17 @@ async def test_list_offsets(tmp_path: Path) -> None:
             assert (found.timestamp, found.offset) == (2000, 1)
         assert ((await offset(3001)).error_code, (await offset(3001)).offset) == (ErrorCode.NONE, -1)
         assert (await offset(-1, partition=5)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_isolation_levels_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        await client.create_topic("t")
+        fetched = await client.request(ApiKey.FETCH, 12, fetch_request(("t", [to_fetch(0)]), isolation_level=2))
+        assert fetched.error_code == ErrorCode.INVALID_REQUEST
+        topic = messages.request_class(ApiKey.LIST_OFFSETS).ListOffsetsTopic
+        topics = [topic(name="t", partitions=[topic.ListOffsetsPartition(partition_index=0, timestamp=-1)])]
+        listed = await client.ask(ApiKey.LIST_OFFSETS, isolation_level=-1, topics=topics)
+        assert listed.topics[0].partitions[0].error_code == ErrorCode.INVALID_REQUEST
 
 
 async def test_offset_for_leader_epoch(tmp_path: Path) -> None:

@@ -211,6 +211,13 @@ async def test_an_id_that_leaves_is_waited_for_no_longer() -> None:
         assert (await again).generation_id == 2
 
 
+async def test_a_group_of_a_pending_id_stays_when_a_topic_is_deleted() -> None:
+    async with running() as c:
+        pending = await c.join(two_steps=True)
+        in_one_go(c.coordinator.partitions_deleted([("t", 0)]))
+        assert (await c.join(pending.member_id)).error_code is NONE
+
+
 async def test_a_pending_id_belongs_to_no_instance() -> None:
     async with running() as c:
         pending = await c.join(two_steps=True)

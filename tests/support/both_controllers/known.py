@@ -84,7 +84,8 @@ def superseded(case: Case) -> set[str]:
     """The partitions whose reassignment is cancelled or gets another target."""
     if case.step.kind not in ("reassign", "reassign_by_znode"):
         return set()
-    return case.step.arguments[0].keys() & case.before.reassigning().keys()
+    wanted: dict[str, object] = case.step.arguments[0]
+    return wanted.keys() & case.before.reassigning().keys()
 
 
 EPOCH_RULES = [
