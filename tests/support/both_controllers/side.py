@@ -605,7 +605,7 @@ class Side:
 
         await self._until(is_elected)
 
-    async def _until(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _until(self, ask: Callable[[], Awaitable[T | None]]) -> T:
         """What `ask` answers as soon as it answers something. For what no recorder hears of."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
