@@ -84,8 +84,7 @@ def superseded(case: Case) -> set[str]:
     """The partitions whose reassignment is cancelled or gets another target."""
     if case.step.kind not in ("reassign", "reassign_by_znode"):
         return set()
-    wanted: dict[str, object] = case.step.arguments[0]
-    return wanted.keys() & case.before.reassigning().keys()
+    return {partition for partition in case.step.arguments[0] if partition in case.before.reassigning()}
 
 
 EPOCH_RULES = [
