@@ -331,7 +331,7 @@ async def reassign(cluster: SimulatedCluster, replicas: list[int]) -> None:
 
 
 def test_a_coordinator_that_keeps_offsets_of_a_deleted_topic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GroupMetadataManager, "cleanup", lambda *_: 0)
+    monkeypatch.setattr(GroupMetadataManager, "cleanup", lambda *_, **__: 0)
 
     async def scenario(world: World) -> None:
         cluster = await started(world)
