@@ -30,7 +30,7 @@ EARLIEST_TIMESTAMP: Final = -2
 # Isolation levels (`IsolationLevel`).
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
-ISOLATION_LEVELS: Final = (READ_UNCOMMITTED, READ_COMMITTED)
+KNOWN_ISOLATION_LEVELS: Final = (READ_UNCOMMITTED, READ_COMMITTED)
 
 # The replicas that must have a record before its produce is answered.
 ACKS_ALL: Final = -1

@@ -410,7 +410,7 @@ async def test_a_confirmation_moves_the_controller_once(cluster: Cluster) -> Non
         # Another one was elected since: what was shown is no longer so.
         status, refused = await pages.ask("/api/actions/run", {"confirmation": outdated["confirmation"]})
         assert status == 502
-        assert "meanwhile" in refused["error"]
+        assert "now" in refused["error"]
 
 
 async def test_a_preferred_election_is_confirmed(cluster: Cluster) -> None:

@@ -18,7 +18,7 @@ from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
     DEBUGGING_REPLICA_ID,
     EARLIEST_TIMESTAMP,
-    ISOLATION_LEVELS,
+    KNOWN_ISOLATION_LEVELS,
     LATEST_TIMESTAMP,
     NO_EPOCH,
     UNKNOWN_OFFSET,
@@ -75,7 +75,7 @@ async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted
     if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
     isolation_level = request.body.isolation_level if request.body.replica_id == CONSUMER_REPLICA_ID else None
-    if isolation_level is not None and isolation_level not in ISOLATION_LEVELS:
+    if isolation_level is not None and isolation_level not in KNOWN_ISOLATION_LEVELS:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"isolation level {isolation_level}: allowed are 0 and 1")
     try:
         found = await partition.list_offset(timestamp, isolation_level)
