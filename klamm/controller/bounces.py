@@ -22,7 +22,9 @@ and a proposal to add a replica to the ISR, made before the replica died, must n
 What must stay true:
 - This is the first write to a partition's state after a bounce. Any other write would be younger than the registration
   and hide the bounce from the next controller. So one write decides about all bounced replicas of a partition. A
-  leader that writes its ISR itself (before 2.7-IV2) therefore leaves out bounced followers (`zk_isr.py`).
+  leader that writes its ISR itself (before 2.7-IV2) therefore leaves out bounced followers (`zk_isr.py`), and a change
+  of brokers goes ahead of other waiting events (`event_manager.py`). One gap is left: the event in progress may still
+  write the state, and the controller may die before the next event.
 - Every partition with a bounced replica is written, so that its state is younger than the registration. The next
   controller finds no bounce: no number of failovers removes a replica from an ISR twice.
 """
