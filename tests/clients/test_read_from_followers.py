@@ -31,7 +31,7 @@ def test_a_consumer_reads_from_the_follower_in_its_rack_while_it_lives(
         assert leader is not None
         follower = (leader + 1) % 3
         readers = {
-            replica: RackReader(reader, kafka_jars, tmp_path, cluster.bootstrap, "t", rack=RACKS[replica], count=3000)
+            replica: RackReader(reader, kafka_jars, tmp_path, cluster.bootstrap, "t", rack=RACKS[replica], count=3001)
             for replica in (leader, follower)
         }
 
@@ -47,6 +47,8 @@ def test_a_consumer_reads_from_the_follower_in_its_rack_while_it_lives(
             cluster.start(follower)
             cluster.until(lambda: follower in cluster.isr("t"))
             produce_and_read(3000, reads_from=follower)
+            # A reader may have read everything before it says which replica it reads from, so it waits for one more.
+            Librdkafka.write(cluster.bootstrap, "t", [Record(b"last")])
             for each in readers.values():
                 each.finish()
         finally:

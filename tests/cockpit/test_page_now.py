@@ -17,7 +17,7 @@ from klamm.controller.states import VALID_PREVIOUS_PARTITION_STATES, VALID_PREVI
 from klamm.coordinator.groups.group import GroupState
 from klamm.coordinator.transactions.states import STATE_NAMES
 from klamm.diagnosis.cluster_view import PartitionView
-from support.browser import Pages
+from support.browser import Pages, wait_until
 from support.cockpit import (
     LEADER,
     OFFLINE,
@@ -498,13 +498,13 @@ def test_focus_and_scroll_positions_outlive_a_new_document(server: PageServer, p
 # -- what a new document costs ----------------------------------------------------------------------------------------
 
 # Nothing is left that waits for a frame.
-SETTLED = "() => stale.size === 0"
+SETTLED = "stale.size === 0"
 
 
 def show_document(server: PageServer, page: Any, document: dict[str, Any]) -> None:
     server.publish("now", document)
-    page.wait_for_function("time_ms => cockpit.now.time_ms === time_ms", arg=document["time_ms"])
-    page.wait_for_function(SETTLED)
+    wait_until(page, f"cockpit.now.time_ms === {document['time_ms']}")
+    wait_until(page, SETTLED)
 
 
 def test_a_new_document_touches_only_the_panels_whose_data_have_changed(

@@ -9,7 +9,7 @@ import pytest
 
 from klamm.cockpit.partition_map import PartitionMap
 from klamm.diagnosis.cluster_view import PartitionView
-from support.browser import Pages
+from support.browser import Pages, wait_until
 from support.cockpit import (
     LEADER,
     OFFLINE,
@@ -71,7 +71,7 @@ def test_a_change_that_comes_while_the_map_is_read_is_drawn(server: PageServer, 
     # The answer has been made, and is on its way.
     server.publish("partitions", {"version": 2, "sequence": 1, "rows": [0], "cells": [f"{OUT_OF_SYNC}{OFFLINE}0"]})
     server.publish("partitions", {"version": 2, "sequence": 2, "rows": [1], "cells": [f"{LEADER}{OFFLINE}0"]})
-    page.wait_for_function("heard === 3")
+    wait_until(page, "heard === 3")
     held[0].continue_()
     counts(page, 69, 68, 1, 2)
 
@@ -88,7 +88,7 @@ def test_a_map_of_another_version_that_comes_while_one_is_read_is_read_too(serve
     head, cells = partition_map(BROKERS, [*TOPICS, ("views", 30)], replication_factor=2)
     server.map_bytes = encoded_map(head | {"version": 2}, cells)
     server.publish("partitions", {"version": 2, "sequence": 0, "rows": [], "cells": []})
-    page.wait_for_function("heard === 1")
+    wait_until(page, "heard === 1")
     held[0].fulfill(body=old, content_type="application/octet-stream")
     counts(page, 100, 100, 0, 0)
 

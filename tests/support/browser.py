@@ -8,6 +8,7 @@ run loops of their own. Without Debian's package `chromium` (scripts/system-pack
 
 import os
 import shutil
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -56,6 +57,15 @@ def browser() -> Generator["Browser"]:
         opened = launch(playwright)
         yield opened
         opened.close()
+
+
+def wait_until(page: "Page", expression: str) -> None:
+    """Waits until a JavaScript expression is true. (playwright's `wait_for_function` evaluates it in the page when it is
+    not true at once, and the content policy of klamm's pages refuses that.)"""
+    ends_s = time.monotonic() + PATIENCE_MS / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < ends_s, f"never true: {expression}"
+        page.wait_for_timeout(10)
 
 
 class Pages:

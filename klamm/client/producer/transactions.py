@@ -270,16 +270,19 @@ class TransactionManager(Transaction):
         self.begin_abort()
         async with self._sending_offsets:
             pass  # Requests with offsets must not come after the end.
-        if self._may_come_late:
+        # Batches and offsets are sent only after the coordinator has confirmed their partition or group.
+        is_open = bool(self._partitions or self._has_offsets)
+        if self._may_come_late and is_open:
             self.identity = await self._abort_in_next_epoch()
             self._must_bump_epoch = False
         elif self._may_be_open:
+            self._must_bump_epoch |= self._may_come_late
             response = await self._end(commit=False)
             code = response.error_code
             if code in UNKNOWN_TO_COORDINATOR:
                 # The coordinator has forgotten the producer, and has no transaction of it.
                 self._must_bump_epoch = True
-            elif code != ErrorCode.INVALID_TXN_STATE or self._partitions or self._has_offsets:
+            elif code != ErrorCode.INVALID_TXN_STATE or is_open:
                 # Without a confirmed partition or group the coordinator may never have heard of the transaction.
                 self._check(ApiKey.END_TXN, code, "the abort")
         await self._begin_anew()
@@ -319,11 +322,13 @@ class TransactionManager(Transaction):
     async def _abort_in_next_epoch(self) -> Identity:
         """Aborts the transaction so that leaders refuse its batches after the marker, and returns a new epoch.
 
-        After an EndTxn leaders would still accept batches of the old epoch, and open a transaction that never ends.
+        The coordinator must have confirmed the transaction. After an EndTxn leaders would still accept batches of the
+        old epoch, and open a transaction that never ends.
         """
         response = await self._register(self.identity)
         if response.error_code in FENCED:
-            # Kafka's coordinator forgets which producer asked for the abort. No producer gets the epoch of the abort.
+            # Kafka's coordinator forgets which producer asked for the abort. An open transaction ends with an abort in
+            # the next epoch, which no producer gets. (Without an open transaction a newer producer would have it.)
             aborted = self.identity._replace(producer_epoch=self.identity.producer_epoch + 1)
             response = await self._register(aborted)
         return self._registered(response)

@@ -625,6 +625,37 @@ def test_a_producer_that_another_one_has_fenced_does_not_fence_it_by_its_abort()
     against([initialized(), added(0), unanswered, *fenced], scenario, coordinators=(1,), delivery_timeout_ms=1_000)
 
 
+def test_a_transaction_that_the_coordinator_may_not_know_is_aborted_in_its_own_epoch():
+    """If it was never open, a newer producer may have the next epoch."""
+
+    async def scenario(producer, cluster):
+        await producer.init()
+        producer.begin()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await producer.send_offsets({ZERO: 5}, MEMBER)
+        await expect(ProducerFenced, producer.abort())
+
+    answers = [initialized(), (ApiKey.ADD_OFFSETS_TO_TXN, None), ended(ErrorCode.PRODUCER_FENCED)]
+    cluster = against(answers, scenario, coordinators=(1,))
+    assert [each.producer_epoch for each in asked(cluster, ApiKey.END_TXN)] == [0]
+
+
+def test_what_may_come_late_of_an_unknown_transaction_does_not_affect_the_next_one():
+    async def scenario(producer, cluster):
+        await producer.init()
+        producer.begin()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await producer.send_offsets({ZERO: 5}, MEMBER)
+        await producer.abort()
+        producer.begin()
+
+    answers = [initialized(), (ApiKey.ADD_OFFSETS_TO_TXN, None), ended(ErrorCode.INVALID_TXN_STATE)]
+    cluster = against([*answers, initialized(epoch=1)], scenario, coordinators=(1,))
+    assert [each.producer_epoch for each in asked(cluster, ApiKey.INIT_PRODUCER_ID)[1:]] == [0]
+
+
 def test_an_abort_does_not_send_what_was_not_sent():
     async def scenario(producer, cluster):
         told = []
