@@ -15,7 +15,6 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 
 from klamm.base.slices import CHEAP_SLICE, Slices, each, in_slices, slices
-from klamm.controller.bounces import decide_about_bounced_replicas
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import LeaderAndIsrResponseReceived
 from klamm.controller.features import compatible_brokers
@@ -57,7 +56,7 @@ async def broker_change(parts: ControllerParts) -> None:
     context.remove_live_brokers((*bounced, *dead))
     if bounced:
         replicas = await in_slices(context.replicas_on_brokers(bounced))
-        decided = await decide_about_bounced_replicas(parts, dict.fromkeys([key for key, _ in replicas], bounced))
+        decided = await parts.state_writer.decide(dict.fromkeys([key for key, _ in replicas], bounced))
         await on_broker_failure(parts, list(bounced), decided)
         context.add_live_brokers(bounced)
         await on_broker_startup(parts, list(bounced))

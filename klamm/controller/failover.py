@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable
 
 from klamm.config.versions import ApiVersion
-from klamm.controller.bounces import Bounced, decide_about_bounced_replicas, take_up_states
+from klamm.controller.bounces import Bounced
 from klamm.controller.elections import FIRST_REBALANCE_DELAY_SECONDS, zk_preferred_replica_election
 from klamm.controller.features import compatible_brokers
 from klamm.controller.parts import Channels, ControllerParts
@@ -58,7 +58,7 @@ async def on_controller_failover(
     # F6
     await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
     # F7
-    await decide_about_bounced_replicas(parts, bounced)
+    await parts.state_writer.decide(bounced)
     await parts.replicas.startup()
     await parts.partitions.startup()
     parts.announce(f"Ready to serve as the new controller with epoch {context.epoch}")
@@ -76,7 +76,7 @@ async def _initialize_context(parts: ControllerParts) -> Bounced:
     context.set_live_brokers(await compatible_brokers(parts))
     parts.announce_broker_epochs("Initialized")
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
-    bounced = await take_up_states(parts, partitions)
+    bounced = await parts.state_writer.take_up(partitions)
     parts.announce(f"Currently active brokers in the cluster: Set({', '.join(map(str, context.live_broker_ids))})")
     shutting_down = ", ".join(map(str, sorted(context.shutting_down_broker_ids)))
     parts.announce(f"Currently shutting brokers in the cluster: Set({shutting_down})")

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 async def compatible_brokers(parts: ControllerParts) -> dict[int, LiveBroker]:
     """The live brokers by id, ascending, each watched; without brokers that lack finalized versions."""
+    parts.state_writer.brokers_may_have_changed = False
     live = await parts.store.live_brokers(parts.on_brokers, parts.on_broker)
     finalized = (await _finalized_features(parts)).features
     compatible = {}

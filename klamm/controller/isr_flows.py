@@ -93,7 +93,7 @@ async def _write(
     results: dict[PartitionKey, ErrorCode | LeaderAndIsr] = {}
 
     async def write(piece: Sequence[PartitionKey]) -> None:
-        written = await parts.store.update_partition_states({key: changes[key] for key in piece}, parts.guard)
+        written = await parts.state_writer.write({key: changes[key] for key in piece})
         _take_up(parts, changes, written, results)
 
     await for_slices(changes, write)

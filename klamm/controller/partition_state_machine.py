@@ -25,6 +25,7 @@ from functools import partial
 
 from klamm.base.slices import for_slices, slices
 from klamm.config.current import CurrentConfig
+from klamm.controller.bounces import PartitionStateWriter
 from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import (
@@ -67,6 +68,7 @@ class PartitionStateMachine:
         config: CurrentConfig,
         context: ControllerContext,
         zookeeper: Callable[[], KafkaZooKeeper],
+        state_writer: PartitionStateWriter,
         request_batch: ControllerBrokerRequestBatch,
         state_change_log: StateChangeLog,
         on_illegal_transition: OnIllegalTransition = log_illegal_transition,
@@ -74,6 +76,7 @@ class PartitionStateMachine:
         self._config = config
         self._context = context
         self._zookeeper = zookeeper
+        self._state_writer = state_writer
         self._request_batch = request_batch
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
@@ -288,7 +291,7 @@ class PartitionStateMachine:
             )
         if not updates:
             return changed
-        written = await self._zookeeper().update_partition_states(updates, context.epoch_zk_version)
+        written = await self._state_writer.write(updates)
         await self._turns.wait()
         for partition, result in written.items():
             if isinstance(result, BadVersion):

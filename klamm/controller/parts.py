@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from klamm.base.environment import Environment
 from klamm.base.slices import slices
 from klamm.config.current import CurrentConfig
+from klamm.controller.bounces import PartitionStateWriter
 from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.channels.send_queue import SendQueue
 from klamm.controller.context import ControllerContext
@@ -102,12 +103,17 @@ class ControllerParts:
             state_change_log=state_changes,
             announce=self.announce,
         )
-        self.partitions = PartitionStateMachine(
-            config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
+        self.state_writer = PartitionStateWriter(self.context, self._current_store, state_changes, self.announce)
+        common = (
+            self.context,
+            self._current_store,
+            self.state_writer,
+            self.batch,
+            state_changes,
+            on_illegal_transition,
         )
-        self.replicas = ReplicaStateMachine(
-            config.current, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
-        )
+        self.partitions = PartitionStateMachine(config, *common)
+        self.replicas = ReplicaStateMachine(config.current, *common)
         self.deletions = TopicDeletionManager(
             config.current,
             self.context,
@@ -197,6 +203,7 @@ class ControllerParts:
     # -- watches ----------------------------------------------------------------------------------------------------
 
     def on_brokers(self) -> None:
+        self.state_writer.brokers_may_have_changed = True
         self._put(BrokerChange())
 
     def on_broker(self, broker_id: int) -> None:

@@ -327,7 +327,7 @@ async def _write_next_epochs(
             for key, state in states.items()
         }
         changed = []
-        written = await parts.store.update_partition_states(updates, parts.guard)
+        written = await parts.state_writer.write(updates)
         await turns.wait()
         for partition, result in written.items():
             if isinstance(result, BadVersion):

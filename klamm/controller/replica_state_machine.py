@@ -31,6 +31,7 @@ from functools import partial
 from klamm.base.slices import CHEAP_SLICE, for_slices, slices
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
+from klamm.controller.bounces import PartitionStateWriter
 from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.state_change_log import StateChangeLog
@@ -61,6 +62,7 @@ class ReplicaStateMachine:
         config: BrokerConfig,
         context: ControllerContext,
         zookeeper: Callable[[], KafkaZooKeeper],
+        state_writer: PartitionStateWriter,
         request_batch: ControllerBrokerRequestBatch,
         state_change_log: StateChangeLog,
         on_illegal_transition: OnIllegalTransition = log_illegal_transition,
@@ -69,6 +71,7 @@ class ReplicaStateMachine:
         self._leaders_write_isr = config.inter_broker_protocol_version < ApiVersion.V2_7_IV2
         self._context = context
         self._zookeeper = zookeeper
+        self._state_writer = state_writer
         self._request_batch = request_batch
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
@@ -301,7 +304,7 @@ class ReplicaStateMachine:
         finished: dict[PartitionKey, LeaderAndIsr],
     ) -> list[PartitionKey]:
         """Adds the written leaderships to `finished`. Returns the partitions whose state has changed meanwhile."""
-        written = await self._zookeeper().update_partition_states(updates, self._context.epoch_zk_version)
+        written = await self._state_writer.write(updates)
         await self._turns.wait()
         changed = []
         for partition, result in written.items():

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from klamm.base.slices import CHEAP_SLICE, each, for_slices, in_slices, slices
 from klamm.config.versions import ApiVersion
-from klamm.controller.bounces import decide_about_bounced_replicas, take_up_states
 from klamm.controller.context import PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
@@ -174,7 +173,7 @@ async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence
 
 async def _resume_leadership(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> None:
     """Elects leaders for new partitions that were led before, as after a leader's death."""
-    await decide_about_bounced_replicas(parts, await take_up_states(parts, partitions))
+    await parts.state_writer.decide(await parts.state_writer.take_up(partitions))
     found = [key for key in partitions if parts.context.partition_leadership_info(key) is not None]
     await parts.partitions.handle_state_changes(found, PartitionState.OFFLINE)
     await parts.partitions.handle_state_changes(found, PartitionState.ONLINE, ElectionStrategy.OFFLINE)

@@ -92,7 +92,13 @@ class _ChosenLeader(PartitionStateMachine):
 
     def __init__(self, parts: ControllerParts, leader: int, *, unclean: bool) -> None:
         super().__init__(
-            parts.config, parts.context, lambda: parts.store, parts.batch, parts.state_changes, log_illegal_transition
+            parts.config,
+            parts.context,
+            lambda: parts.store,
+            parts.state_writer,
+            parts.batch,
+            parts.state_changes,
+            log_illegal_transition,
         )
         self._leader = leader
         self._unclean = unclean

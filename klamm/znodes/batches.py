@@ -39,17 +39,18 @@ class ControllerMoved(Exception):
 
 
 async def write(
-    client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int | None = None
+    client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int | None = None, *, resend: bool = True
 ) -> list[Result]:
     """Does the operations in order, batched and pipelined; returns the result or error of each.
 
-    `guard`: the version that /controller_epoch must have; None writes without a check. Raises ControllerMoved, and the
+    `guard`: the version that /controller_epoch must have; None writes without a check. Without `resend`, operations
+    that were not done because the connection was lost have the result ConnectionLoss. Raises ControllerMoved, and the
     errors that end a session (SessionExpired, AuthFailed, ClientClosed). After an error, any operation may have been
     done.
     """
     check = [] if guard is None else [Check(CONTROLLER_EPOCH_PATH, guard)]
     answers = await asyncio.gather(
-        *(_write_batch(client, batch, check) for batch in _batches(operations, len(client.chroot)))
+        *(_write_batch(client, batch, check, resend) for batch in _batches(operations, len(client.chroot)))
     )
     return [result for answer in answers for result in answer]
 
@@ -85,7 +86,7 @@ def _batches(operations: Sequence[MultiOperation], chroot_bytes: int = 0) -> Ite
 
 
 async def _write_batch(
-    client: ZooKeeperClient, operations: Sequence[MultiOperation], check: list[Check]
+    client: ZooKeeperClient, operations: Sequence[MultiOperation], check: list[Check], resend: bool
 ) -> list[Result]:
     while True:
         zxid = client.last_zxid
@@ -95,16 +96,22 @@ async def _write_batch(
             done = await _was_done(client, operations, zxid)
             if done is not None:
                 return done
+            if not resend:
+                return [ConnectionLoss(operation.path) for operation in operations]
         except RequestTooLarge as error:
             if len(operations) > 1:
                 raise
             return [RequestTooLarge(operations[0].path, error.message)]
         except ZooKeeperError as error:
-            return await _after_failure(client, operations, check, error)
+            return await _after_failure(client, operations, check, resend, error)
 
 
 async def _after_failure(
-    client: ZooKeeperClient, operations: Sequence[MultiOperation], check: list[Check], error: ZooKeeperError
+    client: ZooKeeperClient,
+    operations: Sequence[MultiOperation],
+    check: list[Check],
+    resend: bool,
+    error: ZooKeeperError,
 ) -> list[Result]:
     if check and error.index == 0:
         if isinstance(error, BadVersion):
@@ -114,7 +121,7 @@ async def _after_failure(
         raise error
     if len(operations) == 1:
         return [error_for(error.code, error.path)]  # The same error as from a single operation.
-    answers = await asyncio.gather(*(_write_batch(client, [operation], check) for operation in operations))
+    answers = await asyncio.gather(*(_write_batch(client, [operation], check, resend) for operation in operations))
     return [answer[0] for answer in answers]
 
 

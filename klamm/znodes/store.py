@@ -518,18 +518,19 @@ class KafkaZooKeeper:
         await batches.write_together(self.client, [], guard)
 
     async def update_partition_states(
-        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
+        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None, *, resend: bool = True
     ) -> dict[PartitionKey, "int | ZooKeeperError"]:
         """Writes each state if its znode has the version `zk_version`. Returns the new version or the error of each;
         `EpochsUsedUp` means that the state was not written.
 
-        `guard` is the version that /controller_epoch must have. Raises `batches.ControllerMoved`.
+        `guard` is the version that /controller_epoch must have; for `resend` see `batches.write`. Raises
+        `batches.ControllerMoved`.
         """
         paths = {key: topics.partition_state_path(*key) for key in states}
         used_up = {key: EpochsUsedUp(paths[key]) for key, state in states.items() if state.leader_epoch > INT32_MAX}
         legal = [key for key in states if key not in used_up] if used_up else states
         writes = [SetData(paths[key], states[key].encode(), states[key].zk_version) for key in legal]
-        results = await batches.write(self.client, writes, guard)
+        results = await batches.write(self.client, writes, guard, resend=resend)
         return {**{key: _version(result) for key, result in zip(legal, results, strict=True)}, **used_up}
 
     async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from klamm.controller.leader_election import ElectionStrategy
+from klamm.controller.states import PartitionState
 from klamm.protocol.api_keys import ApiKey
+from klamm.znodes.brokers import broker_path
+from klamm.znodes.topics import LeaderAndIsr
+from klamm.zookeeper.keeper_exceptions import BadVersion, ConnectionLoss
+from support.controller import state_machines
 from support.controller.scene import FakeBroker, Scene, playing
+from support.controller.state_machines import PARTITION, live_broker
 
 
 def has_expired(broker: FakeBroker) -> bool:
@@ -102,3 +109,72 @@ async def test_a_proposal_from_before_the_bounce_is_refused_after_it(tmp_path: P
         assert await scene.state("t") == (2, 1, (2,))
         await scene.alter_isr("t", (2, 3), leader_epoch=before.leader_epoch, version=before.zk_version)
         assert await scene.state("t") == (2, 1, (2,))
+
+
+# -- the event in progress --------------------------------------------------------------------------------------------
+
+
+async def register(scene: state_machines.Scene, *broker_ids: int) -> None:
+    for broker_id in broker_ids:
+        path = broker_path(broker_id)
+        await scene.store.client.create(path, live_broker(broker_id).registration.encode(), ephemeral=True)
+
+
+async def state_in(scene: state_machines.Scene) -> tuple[int, int, tuple[int, ...]]:
+    state = (await scene.store.partition_states([PARTITION]))[PARTITION]
+    assert isinstance(state, LeaderAndIsr)
+    return state.leader, state.leader_epoch, state.isr
+
+
+async def test_a_state_is_not_written_before_the_decision_about_an_unseen_bounce(tmp_path: Path) -> None:
+    """Broker 1 should lead again, and has bounced while the election was under way."""
+    async with state_machines.playing(tmp_path) as scene:
+        await scene.led(PARTITION, 2, 1, 2, 3)
+        scene.context.put_partition_state(PARTITION, PartitionState.ONLINE)
+        await register(scene, 1)
+        scene.state_writer.brokers_may_have_changed = True
+        outcomes = await scene.partitions.handle_state_changes(
+            [PARTITION], PartitionState.ONLINE, ElectionStrategy.PREFERRED_REPLICA
+        )
+        assert "no replica can be elected" in str(outcomes[PARTITION])
+        assert await state_in(scene) == (2, 11, (2, 3))
+
+
+async def test_a_state_that_is_younger_than_every_registration_is_written_at_once(tmp_path: Path) -> None:
+    async with state_machines.playing(tmp_path) as scene:
+        await register(scene, 1, 2, 3)
+        state = await scene.led(PARTITION, 1, 1, 2, 3)
+        scene.state_writer.brokers_may_have_changed = True
+        assert await scene.state_writer.write({PARTITION: state}) == {PARTITION: 1}
+
+
+async def test_a_write_whose_connection_is_lost_is_not_repeated_before_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker registers while the controller cannot reach ZooKeeper, and the controller learns it when it can."""
+    async with state_machines.playing(tmp_path) as scene:
+        state = await scene.led(PARTITION, 1, 1, 2, 3)
+        multi = scene.store.client.multi
+
+        async def lose_first(*arguments: object) -> object:
+            monkeypatch.setattr(scene.store.client, "multi", multi)
+            await register(scene, 3)
+            scene.state_writer.brokers_may_have_changed = True
+            raise ConnectionLoss
+
+        monkeypatch.setattr(scene.store.client, "multi", lose_first)
+        [result] = (await scene.state_writer.write({PARTITION: state})).values()
+        assert isinstance(result, BadVersion)
+        assert await state_in(scene) == (1, 11, (1, 2))
+
+
+async def test_a_broker_that_bounces_after_the_controller_has_read_the_brokers_is_decided_about_too(
+    tmp_path: Path,
+) -> None:
+    """A controller that takes over finds that 1 has bounced; before it writes this, 2 bounces."""
+    async with state_machines.playing(tmp_path) as scene:
+        await scene.led(PARTITION, 1, 1, 2, 3)
+        await register(scene, 1, 2)
+        scene.state_writer.brokers_may_have_changed = True
+        await scene.state_writer.decide({PARTITION: [1]})
+        assert await state_in(scene) == (3, 11, (3,))

@@ -10,9 +10,11 @@ import pytest
 from klamm.base.slices import CHEAP_SLICE, SLICE
 from klamm.config.versions import ApiVersion
 from klamm.controller import event_flows
+from klamm.controller.bounces import PartitionStateWriter
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import ControllerRequestSender, TopicDeletionStopReplicaResponseReceived
 from klamm.controller.reassignment import api_partition_reassignment, list_partition_reassignments
+from klamm.controller.state_change_log import StateChangeLog
 from klamm.protocol.apis.stop_replica import StopReplicaPartitionError, StopReplicaResponse, StopReplicaTopicState
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.controller_store import ControllerStore
@@ -63,7 +65,7 @@ class Store(ControllerStore):
         return states
 
     async def update_partition_states(
-        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None = None
+        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None = None, *, resend: bool = True
     ) -> dict[PartitionKey, int | ZooKeeperError]:
         self._looks.add(len(states))
         await asyncio.sleep(0)
@@ -92,9 +94,11 @@ async def test_no_turn_of_the_loop_reassigns_very_many_partitions(monkeypatch: p
         return assignment_of(context, partition)
 
     told: list[Any] = []
+    store: Any = Store(looks)
     parts: Any = SimpleNamespace(
         context=context,
-        store=Store(looks),
+        store=store,
+        state_writer=PartitionStateWriter(context, lambda: store, StateChangeLog(lambda: 1), lambda line: None),
         guard=0,
         config=SimpleNamespace(current=SimpleNamespace(inter_broker_protocol_version=ApiVersion.V2_8_IV1)),
         deletions=SimpleNamespace(mark_topics_ineligible_for_deletion=lambda topics, reason: None),

@@ -60,8 +60,10 @@ def browser() -> Generator["Browser"]:
 
 
 def wait_until(page: "Page", expression: str) -> None:
-    """Waits until a JavaScript expression is true. (playwright's `wait_for_function` evaluates it in the page when it is
-    not true at once, and the content policy of klamm's pages refuses that.)"""
+    """Waits until a JavaScript expression is true.
+
+    playwright's `wait_for_function` lets the page evaluate what is not true at once; klamm's content policy refuses it.
+    """
     ends_s = time.monotonic() + PATIENCE_MS / 1000
     while not page.evaluate(expression):
         assert time.monotonic() < ends_s, f"never true: {expression}"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from klamm.base.system_environment import SystemEnvironment
 from klamm.config.broker import BrokerConfig
 from klamm.config.current import CurrentConfig
+from klamm.controller.bounces import PartitionStateWriter
 from klamm.controller.channels.request_batch import ControllerBrokerRequestBatch, OnResponse
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.partition_state_machine import PartitionStateMachine
@@ -17,7 +18,8 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
-from klamm.znodes.store import KafkaZooKeeper, LiveBroker
+from klamm.znodes.controller_store import ControllerStore
+from klamm.znodes.store import LiveBroker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, topic_path
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.keeper_exceptions import ZooKeeperError
@@ -97,7 +99,7 @@ class Batch:
 class Scene(Batch):
     """Topic t has one partition on brokers 1, 2, 3, all alive; a test adds what it needs."""
 
-    def __init__(self, store: KafkaZooKeeper, **properties: str) -> None:
+    def __init__(self, store: ControllerStore, **properties: str) -> None:
         self.context = ControllerContext()
         super().__init__(self.context, **properties)
         self.store = store
@@ -105,12 +107,10 @@ class Scene(Batch):
         self.context.set_live_brokers(live_brokers(1, 2, 3))
         self.illegal: list[str] = []
         self.log = StateChangeLog(lambda: 1)
-        self.partitions = PartitionStateMachine(
-            CurrentConfig(self.config), self.context, lambda: self.store, self.batch, self.log, self.illegal.append
-        )
-        self.replicas = ReplicaStateMachine(
-            self.config, self.context, lambda: self.store, self.batch, self.log, self.illegal.append
-        )
+        self.state_writer = PartitionStateWriter(self.context, lambda: self.store, self.log, self.announced.append)
+        common = (self.context, lambda: self.store, self.state_writer, self.batch, self.log, self.illegal.append)
+        self.partitions = PartitionStateMachine(CurrentConfig(self.config), *common)
+        self.replicas = ReplicaStateMachine(self.config, *common)
 
     async def start(self) -> None:
         client = self.store.client
@@ -160,7 +160,7 @@ async def playing(directory: Path, **properties: str) -> AsyncIterator[Scene]:
     client = ZooKeeperClient(environment, f"127.0.0.1:{server.port}", session_timeout_ms=10_000)
     try:
         await client.start(60_000)
-        scene = Scene(KafkaZooKeeper(client), **properties)
+        scene = Scene(ControllerStore(client), **properties)
         await scene.start()
         yield scene
         scene.check_counts()

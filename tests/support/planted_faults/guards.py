@@ -8,7 +8,8 @@ from typing import Any
 
 from klamm.broker.request_errors import as_kafka_error
 from klamm.broker.topics import topic_admin
-from klamm.controller import broker_flows, failover
+from klamm.controller import broker_flows
+from klamm.controller.bounces import PartitionStateWriter
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.features import compatible_brokers
 from klamm.controller.parts import ControllerParts
@@ -117,7 +118,11 @@ async def _brokers_as_they_were(parts: ControllerParts) -> dict[int, LiveBroker]
     return {id_: known.get(id_, broker) for id_, broker in (await compatible_brokers(parts)).items()}
 
 
-async def _decide_nothing(*_: object) -> dict[Any, Any]:
+_take_up_states = PartitionStateWriter.take_up
+
+
+async def _take_up_trusting(writer: PartitionStateWriter, partitions: Any) -> dict[Any, Any]:
+    await _take_up_states(writer, partitions)
     return {}
 
 
@@ -237,7 +242,7 @@ GUARDS = (
     PlantedFault(
         "bounce-trusted",
         "a controller that takes over leaves replicas in the ISR that may have lost records",
-        (Replacement(failover, "decide_about_bounced_replicas", _decide_nothing),),
+        (Replacement(PartitionStateWriter, "take_up", _take_up_trusting),),
         "agreement",
         "has bounced, and has not left the ISR",
         60,
