@@ -6,6 +6,7 @@ What must stay true: a failed item does not fail any other item of its request.
 from typing import Any
 
 from klamm.protocol.error_codes import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import KNOWN_ISOLATION_LEVELS
 from klamm.znodes.fields import ZnodeError
 from klamm.zookeeper.keeper_exceptions import (
     AuthFailed,
@@ -33,6 +34,12 @@ def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaErro
         return KafkaError(code, f"ZooKeeper: {error}")
     # The item's znode has invalid content, written by another program.
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+
+
+def check_isolation_level(level: int) -> None:
+    """Raises KafkaError for a level that the protocol does not have."""
+    if level not in KNOWN_ISOLATION_LEVELS:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"isolation level {level}: allowed are 0 and 1")
 
 
 def outcome(error: KafkaError | None = None) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class ServerProcess:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         command = {"target": self.target, "arguments": self.arguments, "log": str(self.log)}
         try:
-            self._number = self._helper.start(command, self._told)
+            self._number = self._helper.start(command, self._on_event)
         except HelperGone as error:
             self.exit_code = -signal.SIGKILL
             self.reason = str(error)
@@ -161,7 +161,7 @@ class ServerProcess:
         with contextlib.suppress(HelperGone):
             self._helper.send_signal(self._number, number)
 
-    def _told(self, event: Mapping[str, Any]) -> None:
+    def _on_event(self, event: Mapping[str, Any]) -> None:
         match event["event"]:
             case "started":
                 self.pid = event["pid"]

@@ -311,7 +311,7 @@ class ObjectFiles(Files):
             raise FilesError(
                 f"object stores need obstore ({error}); install it with pip install 'klamm[objects]'"
             ) from None
-        with self._told(""):
+        with self._files_errors(""):
             _ = self._store
 
     @contextmanager
@@ -319,7 +319,7 @@ class ObjectFiles(Files):
         from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
 
         refused = f"{self.url}: this store does not refuse to replace an object (If-None-Match)"
-        with self._told(_PROBE):
+        with self._files_errors(_PROBE):
             for _ in range(2):
                 try:
                     self._put(_PROBE, b"It shows that this store does not replace an object.\n")
@@ -342,12 +342,12 @@ class ObjectFiles(Files):
             pages = obstore.list(self._store, directory, offset=after or None)
             return sorted(found["path"] for page in pages for found in page)
 
-        return self._asked(directory, ask)
+        return self._read(directory, ask)
 
     def read(self, path: str) -> bytes:
         import obstore
 
-        return self._asked(path, lambda: bytes(obstore.get(self._store, path).bytes()))
+        return self._read(path, lambda: bytes(obstore.get(self._store, path).bytes()))
 
     def create(self, path: str, content: bytes) -> bool:
         from obstore.exceptions import AlreadyExistsError, BaseError
@@ -367,7 +367,7 @@ class ObjectFiles(Files):
             if not isinstance(failure, AlreadyExistsError):
                 break
             # S3 also reports this while another request for the path is undecided (409 ConditionalRequestConflict).
-        with self._told(path):
+        with self._files_errors(path):
             assert failure is not None
             raise failure
 
@@ -376,7 +376,7 @@ class ObjectFiles(Files):
         from obstore.exceptions import BaseError
 
         path = f"{stem}/{SystemEnvironment().random_uuid().hex}{_SUFFIX}"
-        with self._told(path):
+        with self._files_errors(path):
             try:
                 # An exception in this context makes the store discard the parts.
                 with obstore.open_writer(
@@ -401,19 +401,19 @@ class ObjectFiles(Files):
     def status(self, path: str) -> FileStatus:
         import obstore
 
-        found = self._asked(path, lambda: obstore.head(self._store, path))
+        found = self._read(path, lambda: obstore.head(self._store, path))
         return FileStatus(found["size"], round(found["last_modified"].timestamp() * 1000))
 
     def remove(self, path: str) -> None:
         import obstore
 
-        with self._told(path), suppress(FileNotFoundError):
+        with self._files_errors(path), suppress(FileNotFoundError):
             obstore.delete(self._store, path)
 
     def read_part(self, path: str, start: int, length: int) -> bytes:
         import obstore
 
-        return self._asked(path, lambda: bytes(obstore.get_range(self._store, path, start=start, length=length)))
+        return self._read(path, lambda: bytes(obstore.get_range(self._store, path, start=start, length=length)))
 
     @property
     def _store(self) -> "ObjectStore":
@@ -424,18 +424,18 @@ class ObjectFiles(Files):
 
         obstore.put(self._store, path, content, mode="create")
 
-    def _asked(self, path: str, ask: Callable[[], T]) -> T:
+    def _read(self, path: str, ask: Callable[[], T]) -> T:
         """The answer to a read-only request. obstore does not retry a request whose answer was cut off."""
         from obstore.exceptions import GenericError
 
-        with self._told(path):
+        with self._files_errors(path):
             for _ in range(_READ_ATTEMPTS - 1):
                 with suppress(GenericError):
                     return ask()
             return ask()
 
     @contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _files_errors(self, path: str) -> Iterator[None]:
         """Converts errors of obstore to FilesError with one line, without secrets. Keeps FileNotFoundError."""
         from obstore.exceptions import BaseError
 

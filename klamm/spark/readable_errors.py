@@ -31,7 +31,7 @@ def sentences_first(cls: Class) -> Class:
     """Decorates a class whose methods PySpark calls. Their errors reach the user as one sentence."""
     for name, member in list(vars(cls).items()):
         if isfunction(member) and not name.startswith("_"):
-            setattr(cls, name, _told(member))
+            setattr(cls, name, _readable(member))
     return cls
 
 
@@ -57,7 +57,7 @@ class RefusedStreamReader(DataSourceStreamReader):
     read: Any = _refuse
 
 
-def _told(method: Callable[..., Any]) -> Callable[..., Any]:
+def _readable(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(*arguments: Any, **options: Any) -> Any:
         with _shown():

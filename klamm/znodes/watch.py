@@ -89,7 +89,7 @@ class ZnodeWatch:
         self._is_idle = asyncio.Event()
         self._failure: BaseException | None = None
         # (czxid, mzxid) of the last reported version of each existing znode; the number of each topic's partitions.
-        self._told: dict[str, tuple[int, int]] = {}
+        self._reported: dict[str, tuple[int, int]] = {}
         self._partitions: dict[str, int] = {}
 
     async def start(self) -> None:
@@ -207,10 +207,10 @@ class ZnodeWatch:
 
     def _tell(self, path: str, found: tuple[bytes, Stat] | None) -> None:
         """Reports a version, unless it was the last one reported."""
-        before = self._told.get(path)
+        before = self._reported.get(path)
         if found is None:
             if before is not None:
-                del self._told[path]
+                del self._reported[path]
                 self._seen(Znode(path, None))
             return
         data, stat = found
@@ -218,7 +218,7 @@ class ZnodeWatch:
             return
         if before is not None and before[0] != stat.czxid:
             self._seen(Znode(path, None))  # The znode was deleted and created anew between two reads.
-        self._told[path] = (stat.czxid, stat.mzxid)
+        self._reported[path] = (stat.czxid, stat.mzxid)
         self._seen(Znode(path, data, stat.czxid, stat.mzxid, stat.version))
 
     # -- reads ------------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class ZnodeWatch:
     async def _read_topic(self, topic: str) -> None:
         path = topic_path(topic)
         found = await self._get(path)
-        before = self._told.get(path)
+        before = self._reported.get(path)
         if before is not None and (found is None or found[1].czxid != before[0]):
             self._forget_partitions(topic)
         self._tell(path, found)
@@ -277,4 +277,4 @@ class ZnodeWatch:
         for partition in range(self._partitions.pop(topic, 0)):
             path = partition_state_path(topic, partition)
             self._reads.pop(path, None)
-            self._told.pop(path, None)
+            self._reported.pop(path, None)

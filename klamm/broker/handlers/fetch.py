@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from klamm.base.slices import Slices, Steps, each, in_slices, slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
+from klamm.broker.request_errors import check_isolation_level
 from klamm.broker.requests.fetch_session import FetchExchange
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import CLUSTER_NAME, Operation
@@ -23,7 +24,7 @@ from klamm.plugins.replica_selection import ClientMetadata
 from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.error_codes import ErrorCode, KafkaError
 from klamm.protocol.record.compression import CompressionType
-from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, KNOWN_ISOLATION_LEVELS, ResourceType
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, ResourceType
 from klamm.replication.fetched_records import ABORTED_TRANSACTION_BYTES, PARTITIONS_PER_SLICE
 from klamm.replication.replica_manager import Wanted
 
@@ -49,8 +50,7 @@ def error_response(request: Request[FetchRequest], error: KafkaError) -> Steps[F
 @handler(FetchRequest, Operation.READ, ResourceType.TOPIC, error_response=error_response, ends_with_client=True)
 async def handle(request: Request[FetchRequest]) -> FetchResponse:
     body, services = request.body, request.services
-    if body.isolation_level not in KNOWN_ISOLATION_LEVELS:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"isolation level {body.isolation_level}: allowed are 0 and 1")
+    check_isolation_level(body.isolation_level)
     is_follower = body.replica_id >= 0
     exchange = await in_slices(_begin(request, is_follower))
     refused = await in_slices(_refused_topics(request, exchange.wanted, is_follower))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from klamm.base.slices import Steps, each, in_slices
 from klamm.broker.handlers.by_partition import by_partition, named_partitions
+from klamm.broker.request_errors import check_isolation_level
 from klamm.broker.requests.registry import Request, handler
 from klamm.broker.requests.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
@@ -18,7 +19,6 @@ from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
     DEBUGGING_REPLICA_ID,
     EARLIEST_TIMESTAMP,
-    KNOWN_ISOLATION_LEVELS,
     LATEST_TIMESTAMP,
     NO_EPOCH,
     UNKNOWN_OFFSET,
@@ -75,8 +75,8 @@ async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted
     if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
     isolation_level = request.body.isolation_level if request.body.replica_id == CONSUMER_REPLICA_ID else None
-    if isolation_level is not None and isolation_level not in KNOWN_ISOLATION_LEVELS:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"isolation level {isolation_level}: allowed are 0 and 1")
+    if isolation_level is not None:
+        check_isolation_level(isolation_level)
     try:
         found = await partition.list_offset(timestamp, isolation_level)
     except KafkaError as error:

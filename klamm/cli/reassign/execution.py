@@ -115,7 +115,7 @@ class Execution:
         self._listed: set[TopicPartition] = set()
         self._configs_checked_s = self._clock()
         self._may_begin: set[TopicPartition] = set()
-        self._told: set[tuple[ConfigKey, str | None]] = set()
+        self._reported: set[tuple[ConfigKey, str | None]] = set()
         self._known_partitions: dict[str, set[int]] = {}
         self._samples: deque[_Sample] = deque()
 
@@ -286,8 +286,8 @@ class Execution:
         if found.gone:
             self._report({"event": "throttle_set_again", "entities": sorted({key.entity for key in found.gone})})
         for key, value in found.foreign.items():
-            if (key, value) not in self._told:
-                self._told.add((key, value))
+            if (key, value) not in self._reported:
+                self._reported.add((key, value))
                 self._report({"event": "config_changed", "entity": key.entity, "config": key.name, "value": value})
 
     def _moving(self) -> list[Move]:

@@ -225,7 +225,7 @@ def _shown(
     class Shown(verifier.Events):
         def __init__(self) -> None:
             self._reported_s = clock.monotonic()
-            self._told: set[tuple[int, str]] = set()
+            self._reported: set[tuple[int, str]] = set()
 
         def began(self, check: Any) -> None:
             checks.append(check)
@@ -237,9 +237,9 @@ def _shown(
         def set_aside(self, check: Any, replica: int) -> None:
             aside = check.set_aside[replica]
             # When a broker is away, the reason is the same for all of its replicas. The summary names the others.
-            if not check.follows and (replica, aside.reason) in self._told:
+            if not check.follows and (replica, aside.reason) in self._reported:
                 return
-            self._told.add((replica, aside.reason))
+            self._reported.add((replica, aside.reason))
             value = report.event_json("not-verified", check, report.set_aside_json(check, replica))
             printer.say(report.set_aside_line(check, replica), value)
 

@@ -199,14 +199,14 @@ async def _elect(client: ClusterClient, key: TopicPartition, reach: Sequence[str
         error = (await elect_leaders(client, ElectionType.PREFERRED, [key]))[key]
         if error is not None:
             raise ToolError(error_line(error))
-        await _told(client, key, before.leader_epoch)
+        await _until_known(client, key, before.leader_epoch)
         return f"Broker {before.replicas[0]} leads {key}."
 
     what = (*lines, f"No acknowledged record is lost: broker {shown.replicas[0]} is in the ISR.")
     return Plan(what, elect_preferred_command(key, reach), change)
 
 
-async def _told(client: ClusterClient, key: TopicPartition, before_epoch: int) -> None:
+async def _until_known(client: ClusterClient, key: TopicPartition, before_epoch: int) -> None:
     """Returns when one broker knows of the election, so that the page does not show the former leader.
 
     The controller answers before the other brokers know of the election. One broker is enough, because the client keeps

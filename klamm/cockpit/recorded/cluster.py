@@ -55,11 +55,11 @@ class RecordedCluster:
         return None
 
     async def now(self) -> Mapping[str, Any]:
-        with _told():
+        with _tool_errors():
             return await asyncio.to_thread(now_document, self.recording, self.recording.count - 1)
 
     async def map(self, *, is_known: bool = False) -> PartitionMap:
-        with _told():
+        with _tool_errors():
             return await asyncio.to_thread(partition_map, self.recording, self.recording.count - 1)
 
     def followed(self) -> None:
@@ -82,7 +82,7 @@ class RecordedCluster:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _tool_errors() -> Iterator[None]:
     """Turns an error of the recording into an error that pages can answer with."""
     try:
         yield

@@ -52,8 +52,8 @@ class Ground:
         """The assigned replicas; empty when the topic is gone."""
         return self.cluster.state.replicas(key[0]).get(key[1], ())
 
-    async def passed(self, has_come: Callable[[], bool]) -> None:
-        """Returns when `has_come()`, or after `PART_S`."""
+    async def passed(self, is_reached: Callable[[], bool]) -> None:
+        """Returns when `is_reached()`, or after `PART_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PART_S):
-                await self.cluster.until(has_come)
+                await self.cluster.until(is_reached)

@@ -410,10 +410,10 @@ class RandomFaults(Ground):
             async with asyncio.timeout(PART_S):
                 await asyncio.shield(self.administrator.begin(work))
 
-    async def _reassigned(self, key: PartitionKey, replicas: Sequence[int], has_come: Callable[[], bool]) -> None:
-        """Starts a reassignment. Returns when `has_come()`, or after `PART_S`."""
+    async def _reassigned(self, key: PartitionKey, replicas: Sequence[int], is_reached: Callable[[], bool]) -> None:
+        """Starts a reassignment. Returns when `is_reached()`, or after `PART_S`."""
         self.administrator.begin(lambda: self.administrator.reassign(key, replicas))
-        await self.passed(has_come)
+        await self.passed(is_reached)
 
     async def _lose_answer(self, broker: SimulatedBroker) -> None:
         """Delays the answer of ZooKeeper, so that the reset arrives before it."""

@@ -68,7 +68,7 @@ def schema_by_id(registry: Registry, schema_id: int, kind: str) -> ResolvedSchem
     """The schema with which a value was written. Raises UnknownSchema, SchemaError, RegistryFailure."""
     what = f"the schema with the id {schema_id}"
     try:
-        found = _asked(registry, what, lambda client: client.get_schema(schema_id, fmt=_format(kind)))
+        found = _request(registry, what, lambda client: client.get_schema(schema_id, fmt=_format(kind)))
     except NotRegistered as error:
         if error.code == _SCHEMA_NOT_FOUND:
             raise UnknownSchema(f"the registry has no schema with the id {schema_id}") from None
@@ -84,20 +84,20 @@ def schema_of_subject(registry: Registry, subject: str, version: int | None, kin
     what = f"{'the latest version' if version is None else f'version {version}'} of the subject {subject}"
     # The client would cache the result of `get_latest_version`.
     wanted: Any = "latest" if version is None else version
-    found = _asked(registry, what, lambda client: client.get_version(subject, wanted, fmt=_format(kind)))
+    found = _request(registry, what, lambda client: client.get_version(subject, wanted, fmt=_format(kind)))
     return _resolved(registry, _id(found, what), found.schema, kind, what)
 
 
 def register(registry: Registry, subject: str, schema: Schema, *, normalize: bool) -> int:
     """Adds a schema to the subject, and returns the schema's id. Raises RegistryFailure."""
     what = f"a new schema for the subject {subject}"
-    return _asked(registry, what, lambda client: client.register_schema(subject, schema, normalize))
+    return _request(registry, what, lambda client: client.register_schema(subject, schema, normalize))
 
 
 def look_up(registry: Registry, subject: str, schema: Schema, *, normalize: bool) -> RegisteredSchema:
     """The id and the version of a schema that the subject has. Raises NotRegistered, RegistryFailure."""
     what = f"a schema of the subject {subject}"
-    return _asked(registry, what, lambda client: client.lookup_schema(subject, schema, normalize))
+    return _request(registry, what, lambda client: client.lookup_schema(subject, schema, normalize))
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def forget() -> None:
 os.register_at_fork(after_in_child=forget)
 
 
-def _asked(registry: Registry, what: str, ask: Callable[[SchemaRegistryClient], Answer]) -> Answer:
+def _request(registry: Registry, what: str, ask: Callable[[SchemaRegistryClient], Answer]) -> Answer:
     try:
         return ask(_client(registry))
     except SchemaRegistryError as error:
@@ -211,7 +211,7 @@ def _gather(
         if name in above or len(referenced) + len(above) >= MAX_REFERENCES:
             raise SchemaError(f"a schema has a reference to itself, or more than {MAX_REFERENCES}: {name}")
         try:
-            other = _asked(
+            other = _request(
                 registry,
                 f"the reference {name}",
                 lambda client, one=reference: client.get_version(one.subject, one.version, True, _format(kind)),  # type: ignore[misc]

@@ -116,7 +116,7 @@ class Balancer:
             self._settle(dimension)
         # Racks and sizes may keep brokers from their levels. From now on, replicas move to any broker with room.
         for _ in range(_ROUNDS):
-            if not any(self._worst(dimension) for dimension in self._dimensions):
+            if not any(self._is_uneven(dimension) for dimension in self._dimensions):
                 return
             self._set_shares()
             moves = sum(self._settle(dimension) for dimension in self._dimensions)
@@ -124,7 +124,7 @@ class Balancer:
             if not moves:
                 return
 
-    def _worst(self, dimension: Dimension) -> bool:
+    def _is_uneven(self, dimension: Dimension) -> bool:
         """Whether a broker is outside the tolerance."""
         return any(dimension.violation(broker) > _EPSILON * dimension.shares[broker] for broker in self._layout.targets)
 
@@ -160,7 +160,7 @@ class Balancer:
         self._blocked = set()
         sources = set(self._layout.targets)
         moves = 0
-        while sources and self._worst(dimension):
+        while sources and self._is_uneven(dimension):
             source = max(sources, key=lambda broker: (needs[broker], -broker))
             if needs[source] > 0 and self._give(dimension, source):
                 moves += 1
@@ -291,7 +291,7 @@ class Balancer:
         targets, loads, shares = self._layout.targets, dimension.loads, dimension.shares
         sources = {broker for broker in targets if shares[broker]}
         exchanges = 0
-        while sources and self._worst(dimension):
+        while sources and self._is_uneven(dimension):
             source = max(sources, key=lambda broker: (loads[broker] / shares[broker], -broker))
             receivers = sorted(sources - {source}, key=lambda broker: (loads[broker] / shares[broker], broker))
             if not any(self._exchange_with(dimension, source, each) for each in receivers[:_RECEIVERS]):

@@ -403,7 +403,7 @@ class _OptionsOf:
     def __init__(self, reader: _Reader, cluster: Options, environment: Mapping[str, str]) -> None:
         self._reader, self._cluster, self._environment = reader, cluster, environment
         # Problems that belong to no option of the file, and are the same for all of its readers and writers.
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def __call__(self, path: Path, own: Options, check: Callable[[Mapping[str, str]], object]) -> None:
         options = {**self._cluster, **own}
@@ -431,8 +431,8 @@ class _OptionsOf:
             elif follows or not names:
                 return
             else:
-                if message not in self._told:
-                    self._told.add(message)
+                if message not in self._reported:
+                    self._reported.add(message)
                     self._reader.tell(path, message)
                 left_out.update(names)
 
