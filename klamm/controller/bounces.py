@@ -63,6 +63,8 @@ class PartitionStateWriter:
     ) -> None:
         self.brokers_may_have_changed = False
         """Whether ZooKeeper may have newer registrations than the context. The watch sets it, reading them ends it."""
+        self.unannounced: set[PartitionKey] = set()
+        """Partitions that `write` has decided about. The change of brokers that waits has to tell the brokers."""
         self._context = context
         self._zookeeper = zookeeper
         self._state_changes = state_changes
@@ -75,6 +77,7 @@ class PartitionStateWriter:
         while states:
             bounced = await self._unseen_bounces(states)
             decided = await self.decide(bounced) if bounced else {}
+            self.unannounced |= decided.keys()
             results |= {key: BadVersion("", f"the bounced replicas of {key[0]}-{key[1]} came first") for key in decided}
             written = await self._update({key: state for key, state in states.items() if key not in decided})
             results |= {key: result for key, result in written.items() if not isinstance(result, ConnectionLoss)}
@@ -149,7 +152,8 @@ class PartitionStateWriter:
 
     def _decision(self, partition: PartitionKey, state: LeaderAndIsr, bounced: Collection[int]) -> LeaderAndIsr:
         replicas = self._context.partition_replica_assignment(partition)
-        online = self._context.online_brokers(partition)
+        # A leader that wants to stop has all records, and leads until it is elected away.
+        online = self._context.online_brokers(partition, include_shutting_down_brokers=True)
         leader, isr = bounced_replica_leader_election(replicas, state.leader, state.isr, online, bounced)
         return LeaderAndIsr(leader, state.leader_epoch + 1, isr, self._context.epoch, state.zk_version)
 

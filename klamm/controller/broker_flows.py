@@ -67,6 +67,20 @@ async def broker_change(parts: ControllerParts) -> None:
         await on_broker_failure(parts, dead)
     if new or bounced or dead:
         parts.announce_broker_epochs("Updated")
+    await _announce_decisions(parts)
+
+
+async def _announce_decisions(parts: ControllerParts) -> None:
+    """Tells brokers about partitions that the event before decided about, because this change of brokers waited."""
+    context, writer = parts.context, parts.state_writer
+    decided, writer.unannounced = writer.unannounced, set()
+    replicas = [
+        (key, broker_id)
+        for key in decided
+        for broker_id in context.partition_replica_assignment(key)
+        if context.is_replica_online(broker_id, key, include_shutting_down_brokers=True)
+    ]
+    await parts.replicas.handle_state_changes(await _not_deleted(parts, replicas), ReplicaState.ONLINE)
 
 
 async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:

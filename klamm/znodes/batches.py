@@ -44,9 +44,9 @@ async def write(
     """Does the operations in order, batched and pipelined; returns the result or error of each.
 
     `guard`: the version that /controller_epoch must have; None writes without a check. Without `resend`, operations
-    that were not done because the connection was lost have the result ConnectionLoss. Raises ControllerMoved, and the
-    errors that end a session (SessionExpired, AuthFailed, ClientClosed). After an error, any operation may have been
-    done.
+    that were not done at once, because there was no connection or it was lost, have the result ConnectionLoss. Raises
+    ControllerMoved, and the errors that end a session (SessionExpired, AuthFailed, ClientClosed). After an error, any
+    operation may have been done.
     """
     check = [] if guard is None else [Check(CONTROLLER_EPOCH_PATH, guard)]
     answers = await asyncio.gather(
@@ -91,6 +91,8 @@ async def _write_batch(
     while True:
         zxid = client.last_zxid
         try:
+            if not resend and not client.sends_at_once:
+                raise ConnectionLoss
             return [*(await client.multi([*check, *operations]))[len(check) :]]
         except ConnectionLoss:
             done = await _was_done(client, operations, zxid)

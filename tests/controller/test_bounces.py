@@ -1,20 +1,26 @@
 """Brokers that come back while nobody looks: the controller that takes over tells it from their registrations."""
 
+import asyncio
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from klamm.base.system_environment import SystemEnvironment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.states import PartitionState
 from klamm.protocol.api_keys import ApiKey
 from klamm.znodes.brokers import broker_path
+from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import LeaderAndIsr
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.keeper_exceptions import BadVersion, ConnectionLoss
+from klamm.zookeeper.messages import OPEN_ACL, Create, CreateMode, Delete
 from support.controller import state_machines
 from support.controller.scene import FakeBroker, Scene, playing
 from support.controller.state_machines import PARTITION, live_broker
+from support.zookeeper.proxy import Proxy
 
 
 def has_expired(broker: FakeBroker) -> bool:
@@ -178,3 +184,80 @@ async def test_a_broker_that_bounces_after_the_controller_has_read_the_brokers_i
         scene.state_writer.brokers_may_have_changed = True
         await scene.state_writer.decide({PARTITION: [1]})
         assert await state_in(scene) == (3, 11, (3,))
+
+
+async def test_a_write_that_waits_for_a_connection_is_not_sent_before_the_decision(tmp_path: Path) -> None:
+    async with state_machines.playing(tmp_path) as scene:
+        state = await scene.led(PARTITION, 1, 1, 2, 3)
+        own = scene.store
+        async with Proxy("127.0.0.1", own.client._servers[0][1]) as proxy:
+            client = ZooKeeperClient(SystemEnvironment(), proxy.address, session_timeout_ms=10_000)
+            await client.start(60_000)
+            scene.store = ControllerStore(client)
+
+            def on_brokers() -> None:
+                scene.state_writer.brokers_may_have_changed = True
+
+            await scene.store.live_brokers(on_brokers)
+            proxy.refusing = True
+            proxy.cut()
+            while client.state.name == "CONNECTED":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            writing = asyncio.ensure_future(scene.state_writer.write({PARTITION: state}))
+            await asyncio.sleep(0.05)
+            await own.client.create(broker_path(3), live_broker(3).registration.encode(), ephemeral=True)
+            proxy.refusing = False
+            [result] = (await writing).values()
+            scene.store = own
+            await client.close()
+        assert isinstance(result, BadVersion)
+        assert await state_in(scene) == (1, 11, (1, 2))
+
+
+async def test_brokers_learn_what_was_decided_because_a_dead_broker_came_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost while an AlterIsr is written; broker 4, dead before, registers meanwhile."""
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2, 3, 4)
+        await scene.create("t", [2, 3, 4])
+        await scene.kill(4)
+        client = scene.active.client
+        multi = client.multi
+
+        async def lose_first(*_: object) -> object:
+            monkeypatch.setattr(client, "multi", multi)
+            other = scene.brokers[4] = FakeBroker(scene, 4, {}, scene.address)
+            await other.connect()
+            await other.register()
+            raise ConnectionLoss
+
+        monkeypatch.setattr(client, "multi", lose_first)
+        scene.take()
+        await scene.alter_isr("t", (2,))
+        await scene.settled()
+        _, epoch, _ = await scene.state("t")
+        told = {
+            sent.receiver
+            for sent in scene.take()
+            if sent.api_key is ApiKey.LEADER_AND_ISR
+            for topic in sent.body.topic_states
+            for state in topic.partition_states
+            if state.leader_epoch == epoch
+        }
+        assert {2, 3} <= told
+
+
+async def test_a_leader_that_wants_to_stop_stays_in_the_isr(tmp_path: Path) -> None:
+    """Alone in the ISR, it could not be elected away. Then a follower joins and bounces."""
+    async with playing(tmp_path) as scene:
+        await scene.start(1, 2, 3)
+        await scene.create("t", [2, 3])
+        await scene.alter_isr("t", (2,))
+        await scene.controller.controlled_shutdown(2, scene.brokers[2].epoch)
+        await scene.alter_isr("t", (2, 3))
+        path, registration = broker_path(3), scene.brokers[3].registration.encode()
+        await scene.store.client.multi([Delete(path), Create(path, registration, OPEN_ACL, CreateMode.EPHEMERAL)])
+        await scene.settled()
+        leader, _, isr = await scene.state("t")
+        assert (leader, isr) == (2, (2,))

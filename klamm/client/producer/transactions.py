@@ -444,6 +444,9 @@ class TransactionManager(Transaction):
             raise self._failed() from None
         except KafkaError as error:
             self._raise(api_key, error)
+        except asyncio.CancelledError:
+            self._must_bump_epoch = True  # The request may be on its way.
+            raise
         finally:
             self._must_bump_epoch |= coordinator.may_come_late
 

@@ -158,6 +158,11 @@ class Session:
         return self._granted_timeout_ms
 
     @property
+    def sends_at_once(self) -> bool:
+        """Whether a request is sent at once. Otherwise it waits for a connection whose watches are armed."""
+        return self._ready is not None
+
+    @property
     def last_zxid(self) -> int:
         """The zxid of the newest transaction that this client knows of."""
         return self._last_zxid if self._connection is None else max(self._last_zxid, self._connection.last_zxid)

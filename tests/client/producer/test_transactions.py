@@ -656,6 +656,21 @@ def test_what_may_come_late_of_an_unknown_transaction_does_not_affect_the_next_o
     assert [each.producer_epoch for each in asked(cluster, ApiKey.INIT_PRODUCER_ID)[1:]] == [0]
 
 
+def test_after_a_cancelled_commit_the_next_transaction_begins_in_a_new_epoch():
+    """The cancelled request may come late, and would end it."""
+
+    async def scenario(producer, cluster):
+        await one_record(producer)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await producer.commit()
+        await producer.commit()
+        producer.begin()
+
+    answers = [initialized(), *WRITTEN, (ApiKey.END_TXN, None), ended(), initialized(epoch=1)]
+    against(answers, scenario, coordinators=(1,))
+
+
 def test_an_abort_does_not_send_what_was_not_sent():
     async def scenario(producer, cluster):
         told = []
