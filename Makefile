@@ -13,7 +13,7 @@ PYTHON := $(BIN)/python
 # takes three quarters of the time of a collection.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help venv run test check bytecode interop simulate planted beside hostile bench format docs pictures lock release system clean
+.PHONY: help venv run test check bytecode interop simulate planted mutants beside hostile bench format docs pictures lock release system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 
 planted: venv  ## faults planted in builds of the simulator, each until a seed finds it: the table of docs/simulation.md
 	PYTHONPATH=.:tests $(PYTHON) -m support.planted_faults --jobs $$(nproc)
+
+mutants: venv  ## guards of klamm removed or turned round one at a time, each until a test or a seed finds it
+	PYTHONPATH=.:tests $(PYTHON) -m support.mutants
 
 beside: venv system  ## scenarios under both controllers, then requests to both brokers, beside Kafka 2.8.2: SEEDS=500 of each
 	PYTHONPATH=.:tests $(PYTHON) -m support.both_controllers --seeds $(SEEDS)

@@ -1,4 +1,4 @@
-"""The errors of a request, or one item of it, when ZooKeeper is unreachable or holds invalid data.
+"""The errors of a request, or one item of it: ZooKeeper is unreachable or holds invalid data, a value is not allowed.
 
 What must stay true: a failed item does not fail any other item of its request.
 """

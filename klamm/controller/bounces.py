@@ -31,7 +31,7 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from klamm.base.slices import for_slices
 from klamm.controller.context import ControllerContext
@@ -42,7 +42,7 @@ from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import EpochsUsedUp
-from klamm.znodes.topics import LeaderAndIsr
+from klamm.znodes.topics import LeaderAndIsr, partition_state_path
 from klamm.zookeeper.keeper_exceptions import BadVersion, ConnectionLoss, NoNode, ZooKeeperError
 
 Bounced = Mapping[PartitionKey, Collection[int]]
@@ -75,10 +75,9 @@ class PartitionStateWriter:
         unseen, it writes the decision about them instead, and the result is BadVersion."""
         results: dict[PartitionKey, int | ZooKeeperError] = {}
         while states:
-            bounced = await self._unseen_bounces(states)
-            decided = await self.decide(bounced) if bounced else {}
+            decided = await self.decide(dict.fromkeys(states, ())) if self.brokers_may_have_changed else {}
             self.unannounced |= decided.keys()
-            results |= {key: BadVersion("", f"the bounced replicas of {key[0]}-{key[1]} came first") for key in decided}
+            results |= {key: BadVersion(partition_state_path(*key), "a bounced replica came first") for key in decided}
             written = await self._update({key: state for key, state in states.items() if key not in decided})
             results |= {key: result for key, result in written.items() if not isinstance(result, ConnectionLoss)}
             states = {key: state for key, state in states.items() if key not in results}
@@ -92,31 +91,32 @@ class PartitionStateWriter:
         return await self._bounced(partitions, epochs, context.put_partition_leadership_info)
 
     async def decide(self, bounced: Bounced) -> dict[PartitionKey, LeaderAndIsr]:
-        """Writes the decisions of the module's table. Returns the new states, which are also in the context; no request
-        is sent yet."""
+        """Writes the decisions of the module's table about these brokers, and about those that have bounced unseen.
+        Returns the new states, which are also in the context; no request is sent yet."""
         context = self._context
         wanted = [key for key in bounced if not context.is_partition_to_be_deleted(key)]
         decided: dict[PartitionKey, LeaderAndIsr] = {}
+        brokers: set[int] = set()
 
         async def decide(piece: Sequence[PartitionKey]) -> None:
             states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
             while states:
                 unseen = await self._unseen_bounces(states)
-                updates = {
-                    key: self._decision(key, state, {*bounced[key], *unseen.get(key, ())})
-                    for key, state in states.items()
-                }
+                back = {key: ids for key in states if (ids := {*bounced[key], *unseen.get(key, ())})}
+                updates = {key: self._decision(key, states[key], ids) for key, ids in back.items()}
+                brokers.update(*back.values())
                 changed = await self._write_decisions(updates, decided)
                 found = await self._zookeeper().partition_states(changed) if changed else {}
                 states = {key: state for key, state in found.items() if isinstance(state, LeaderAndIsr)}
 
         await for_slices(wanted, decide)
         if decided:
-            brokers = sorted({broker_id for key in decided for broker_id in bounced[key]})
-            self._announce(f"Brokers {brokers} came back after the states of {len(decided)} partitions were written")
+            self._announce(
+                f"Brokers {sorted(brokers)} came back after the states of {len(decided)} partitions were written"
+            )
         return decided
 
-    async def _unseen_bounces(self, partitions: Iterable[PartitionKey]) -> Bounced:
+    async def _unseen_bounces(self, partitions: Collection[PartitionKey]) -> Bounced:
         """The brokers that have bounced since the last write, if the context may not know it."""
         if not self.brokers_may_have_changed:
             return {}

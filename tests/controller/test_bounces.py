@@ -14,7 +14,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.znodes.brokers import broker_path
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import LeaderAndIsr
-from klamm.zookeeper.client import ZooKeeperClient
+from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.keeper_exceptions import BadVersion, ConnectionLoss
 from klamm.zookeeper.messages import OPEN_ACL, Create, CreateMode, Delete
 from support.controller import state_machines
@@ -199,12 +199,13 @@ async def test_a_write_that_waits_for_a_connection_is_not_sent_before_the_decisi
                 scene.state_writer.brokers_may_have_changed = True
 
             await scene.store.live_brokers(on_brokers)
+            left = asyncio.Event()
+            client.add_listener(lambda state: left.set() if state is State.DISCONNECTED else None)
             proxy.refusing = True
             proxy.cut()
-            while client.state.name == "CONNECTED":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await left.wait()
             writing = asyncio.ensure_future(scene.state_writer.write({PARTITION: state}))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # It begins, and cannot go on.
             await own.client.create(broker_path(3), live_broker(3).registration.encode(), ephemeral=True)
             proxy.refusing = False
             [result] = (await writing).values()

@@ -147,6 +147,15 @@ async def one_record(producer):
     await write(producer)
 
 
+async def cancelled_offsets(producer):
+    """A transaction whose offsets are not answered in time, not ended yet."""
+    await producer.init()
+    producer.begin()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await producer.send_offsets({ZERO: 5}, MEMBER)
+
+
 def test_records_and_offsets_are_committed_together():
     async def scenario(producer, cluster):
         assert await producer.init() == (7, 4)
@@ -629,11 +638,7 @@ def test_a_transaction_that_the_coordinator_may_not_know_is_aborted_in_its_own_e
     """If it was never open, a newer producer may have the next epoch."""
 
     async def scenario(producer, cluster):
-        await producer.init()
-        producer.begin()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await producer.send_offsets({ZERO: 5}, MEMBER)
+        await cancelled_offsets(producer)
         await expect(ProducerFenced, producer.abort())
 
     answers = [initialized(), (ApiKey.ADD_OFFSETS_TO_TXN, None), ended(ErrorCode.PRODUCER_FENCED)]
@@ -643,11 +648,7 @@ def test_a_transaction_that_the_coordinator_may_not_know_is_aborted_in_its_own_e
 
 def test_what_may_come_late_of_an_unknown_transaction_does_not_affect_the_next_one():
     async def scenario(producer, cluster):
-        await producer.init()
-        producer.begin()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await producer.send_offsets({ZERO: 5}, MEMBER)
+        await cancelled_offsets(producer)
         await producer.abort()
         producer.begin()
 
@@ -789,11 +790,7 @@ def test_offsets_whose_commit_is_cancelled_fail_the_transaction_which_ends_in_th
     """Some may be committed with it and others not; and if they come after its end, the group refuses them."""
 
     async def scenario(producer, cluster):
-        await producer.init()
-        producer.begin()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await producer.send_offsets({ZERO: 5}, MEMBER)
+        await cancelled_offsets(producer)
         error = await expect(TransactionAborted, producer.commit())
         assert "offsets of group g may be missing" in str(error)
         await producer.abort()

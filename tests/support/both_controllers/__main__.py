@@ -26,6 +26,7 @@ import uvloop
 
 from klamm.base.progress import progress
 from support import oracles
+from support.arguments import positive
 from support.both_controllers.drawing import draw
 from support.both_controllers.playing import Outcome, pair
 from support.both_controllers.steps import Scenario
@@ -104,20 +105,16 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m support.both_controllers", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
+    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds (default: 1)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--jobs", type=int, default=1, help="number of pairs of clusters at a time (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, help="number of pairs of clusters at a time (default: 1)")
     parser.add_argument("--done", type=Path, metavar="F", help="file of results: its seeds are not played again")
     parser.add_argument("--replay", type=Path, metavar="F", help="play the scenario in this file instead of seeds")
     parser.add_argument(
         "--no-shrink", dest="shrink", action="store_false", help="leave differing scenarios as they are"
     )
     parser.add_argument("--json", action="store_true", help="print each result as JSON")
-    arguments = parser.parse_args()
-    for name in ("seeds", "jobs"):
-        if (number := getattr(arguments, name)) < 1:
-            parser.error(f"--{name} {number}: at least 1")
-    return arguments
+    return parser.parse_args()
 
 
 def main() -> None:

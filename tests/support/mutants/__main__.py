@@ -12,17 +12,18 @@ how many seconds. A mutant whose text has changed is hunted again. The exit stat
 """
 
 import argparse
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from queue import Empty
+from queue import SimpleQueue
 
 import msgspec
 
 from klamm.base.progress import progress
+from support.arguments import positive
 from support.mutants.hunt import ROOT, Tree
 from support.mutants.mutants import Mutant, mutants, sample
 
@@ -63,27 +64,13 @@ def candidates(paths: Iterable[Path]) -> list[tuple[Path, Mutant]]:
     return [(file, mutant) for file in relative for mutant in mutants(str(file), (ROOT / file).read_text())]
 
 
-def _worker(
-    tasks: "multiprocessing.Queue[tuple[Path, Mutant]]", done: "multiprocessing.Queue[Row]", seeds: int
-) -> None:
-    with tempfile.TemporaryDirectory(prefix="klamm-mutants-") as directory:
-        tree = Tree(Path(directory) / "tree")
-        while True:
-            try:
-                file, mutant = tasks.get(timeout=1)
-            except Empty:
-                return
-            found = tree.find(file.parts[1], file, mutant, seeds)
-            done.put(Row(mutant.name, mutant.line, mutant.was, mutant.text, found.by, found.after_s))
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m support.mutants", description=(__doc__ or "").partition("\n")[0])
     default = [Path("klamm", room) for room in ROOMS]
     parser.add_argument("paths", nargs="*", type=Path, default=default, help="files and folders (default: six rooms)")
     parser.add_argument("--share", type=float, default=0.1, help="of all mutants, from 0 to 1 (default: 0.1)")
-    parser.add_argument("--seeds", type=int, default=60, help="runs of the simulator for each survivor (default: 60)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="hunts at a time (default: one per core)")
+    parser.add_argument("--seeds", type=positive, default=60, help="runs for each survivor (default: 60)")
+    parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, help="at a time (default: one per core)")
     parser.add_argument("--survivors", action="store_true", help="print what nothing has found, and hunt nothing")
     parser.add_argument("--again", metavar="NAME", action="append", default=[], help="hunt this mutant once more")
     arguments = parser.parse_args()
@@ -121,23 +108,33 @@ def _is_known(row: Row | None, mutant: Mutant) -> bool:
 
 
 def _hunt(wanted: list[tuple[Path, Mutant]], table: dict[str, Row], arguments: argparse.Namespace) -> None:
-    context = multiprocessing.get_context("spawn")
-    tasks: multiprocessing.Queue[tuple[Path, Mutant]] = context.Queue()
-    done: multiprocessing.Queue[Row] = context.Queue()
-    for each in wanted:
-        tasks.put(each)
-    workers = [
-        context.Process(target=_worker, args=(tasks, done, arguments.seeds), daemon=True)
-        for _ in range(min(arguments.jobs, len(wanted)))
-    ]
-    for worker in workers:
-        worker.start()
-    with progress("mutants", len(wanted)) as advance:
-        for _ in wanted:
-            row = done.get()
-            table[row.name] = row
-            save(table)
-            advance(1)
+    trees: SimpleQueue[Tree] = SimpleQueue()
+
+    def find(file: Path, mutant: Mutant) -> Row:
+        tree = trees.get()
+        try:
+            found = tree.find(file, mutant, arguments.seeds)
+        finally:
+            trees.put(tree)
+        return Row(mutant.name, mutant.line, mutant.was, mutant.text, found.by, found.after_s)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="klamm-mutants-") as directory,
+        # Each hunt waits for other processes.
+        ThreadPoolExecutor(arguments.jobs) as pool,
+        progress("mutants", len(wanted)) as advance,
+    ):
+        for number in range(arguments.jobs):
+            trees.put(Tree(Path(directory, str(number))))
+        hunts = [pool.submit(find, *each) for each in wanted]
+        try:
+            for hunt in as_completed(hunts):
+                row = hunt.result()
+                table[row.name] = row
+                save(table)
+                advance(1)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

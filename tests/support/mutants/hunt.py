@@ -2,7 +2,7 @@
 
 What must stay true:
 - The mutant is in a copy of the tree, so that nothing else meets it, and is gone when the hunt is over.
-- A mutant counts as found only if the same tests pass without it: `Tree.check` runs them once before.
+- A mutant counts as found only if the tests of its room pass without it: they run once before the first hunt there.
 - A test run that ends by its time limit counts as found: klamm hangs with the mutant.
 """
 
@@ -36,13 +36,17 @@ class Tree:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._checked: set[str] = set()
         for name in ("klamm", "pyspark_klamm", "tests", "docs"):
             shutil.copytree(ROOT / name, path / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
         for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile"):
             shutil.copy(ROOT / name, path / name)
 
-    def find(self, room: str, module: Path, mutant: Mutant, seeds: int) -> Found:
-        """Hunts a mutant of a module of the tree, given relative to it."""
+    def find(self, module: Path, mutant: Mutant, seeds: int) -> Found:
+        """Hunts a mutant of a module of the tree, given relative to it. Raises RuntimeError if a test of the module's
+        room fails without it."""
+        room = module.parts[1]
+        self._check(room)
         file = self.path / module
         source = file.read_text()
         began_s = time.monotonic()
@@ -54,9 +58,10 @@ class Tree:
             file.write_text(source)
         return Found(found, round(time.monotonic() - began_s, 1))
 
-    def check(self, room: str) -> str | None:
-        """The first of a room's tests that fails without a mutant."""
-        return self._by_tests([Path("tests", room)])
+    def _check(self, room: str) -> None:
+        if room not in self._checked and (failing := self._by_tests([Path("tests", room)])) is not None:
+            raise RuntimeError(f"without a mutant, {failing} fails too")
+        self._checked.add(room)
 
     def _tests_of(self, room: str, module: Path) -> list[Path]:
         """The test files that are named after the module, or say its name in an import."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from klamm.simulation.runs.random_faults import random_faults
+from support.arguments import positive
 from support.planted_faults.fault import Found, PlantedFault, hunt
 from support.planted_faults.faults import BY_NAME
 
@@ -54,13 +55,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"by default all: {', '.join(BY_NAME)}")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument(
-        "--mixed", type=int, metavar="RUNS", help="hunt in so many mixed runs, instead of the scenarios of the table"
+        "--mixed",
+        type=positive,
+        metavar="RUNS",
+        help="hunt in RUNS mixed runs, instead of the scenarios of the table",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="number of parallel hunts, each in a process (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, help="number of parallel hunts (default: 1)")
     arguments = parser.parse_args()
-    for name in ("jobs", "mixed"):
-        if (number := getattr(arguments, name)) is not None and number < 1:
-            parser.error(f"--{name} {number}: at least 1")
     for name in arguments.faults:
         if name not in BY_NAME:
             parser.error(f"there is no planted fault {name!r}; there are {', '.join(BY_NAME)}")

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from klamm.base.progress import progress
+from support.arguments import positive
 from support.planted_faults.fault import PlantedFault
 from support.requests_beside import brokers
 from support.requests_beside.planted import FAULTS
@@ -42,19 +43,15 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m support.requests_beside", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default: 1)")
+    parser.add_argument("--seeds", type=positive, default=1, help="number of seeds (default: 1)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--jobs", type=int, default=4, help="number of sequences at a time (default: 4)")
+    parser.add_argument("--jobs", type=positive, default=4, help="number of sequences at a time (default: 4)")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="ask this broker of Kafka instead of a new one")
     parser.add_argument("--plant", choices=FAULTS, help="plant a wrong answer in klamm, to see when it is found")
     parser.add_argument("--steps", action="store_true", help="print the requests of the seeds and send none")
     parser.add_argument("--no-shrink", action="store_true", help="print sequences that differ as they were drawn")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    arguments = parser.parse_args()
-    for name in ("seeds", "jobs"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} {getattr(arguments, name)}: at least 1")
-    return arguments
+    return parser.parse_args()
 
 
 def show(report: Report, seconds: float) -> None:
