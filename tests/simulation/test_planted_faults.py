@@ -98,7 +98,7 @@ def test_the_command_says_which_seed_has_found_a_fault(found: Found | None, last
     "options, error",
     [
         (["no-such-fault"], "there is no planted fault 'no-such-fault'; there are truncation-by-high-watermark, "),
-        (["--jobs", "0"], "--jobs 0: at least 1"),
+        (["--jobs", "0"], "argument --jobs: 0: a whole number of at least 1 is allowed"),
     ],
 )
 def test_the_command_says_what_is_allowed(
